@@ -1,0 +1,48 @@
+// What the CUDA module offers: a Problem, device pointers, a device and a stream in, nothing of Python or torch. Every function
+// only enqueues work on the stream, allocates nothing, and throws on a refused call; the same input gives the same bits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../columns.h"
+#include "../problem.h"
+
+namespace upfold::cuda {
+
+// Where a call runs. The device is set for the call and restored after it; `stream` is a cudaStream_t of that device.
+struct Launch {
+  std::int32_t device;
+  std::uintptr_t stream;
+};
+
+// y[n, oc, out] = activation(sum of the columns that reach it + bias[oc]), in gather form: each output has one writer and sums
+// its taps in ascending order, in float32 for 16-bit types and in the type itself otherwise. `bias` may be null. `column_dtype`
+// is the Problem's dtype, or float32 when that is a 16-bit type. Uses p.y strides; p.x and p.w are ignored.
+void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
+            const void* bias, void* y);
+
+// columns = the patches of y (0 where a tap falls outside), the adjoint of col2im; fills the whole block.
+void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns);
+
+struct Device {
+  std::string name;
+  int major, minor;
+  int multiprocessors;
+  std::int64_t memory_bytes;
+};
+
+// What the module was built for and what it finds on this machine; never throws, works with no driver.
+struct Info {
+  int compiled_version;       // 1000 * major + 10 * minor, of the toolkit
+  std::string architectures;  // as given to nvcc, separated by blanks
+  int runtime_version;        // of the static runtime inside the module
+  int driver_version;         // newest CUDA that the driver speaks, 0 with no driver
+  std::string driver_floor;   // oldest driver branch that loads this module
+  std::vector<Device> devices;
+  std::string no_device_reason;  // empty when there are devices
+};
+Info info();
+
+}  // namespace upfold::cuda

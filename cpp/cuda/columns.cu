@@ -1,0 +1,276 @@
+// col2im and im2col on the GPU, for any sizes, strides of y and dtype; one implementation for one to three axes.
+//
+// col2im, gather form. A thread owns one output element at a time (grid-stride) and is its only writer; a block owns kThreads
+// neighbouring ones: neighbours in ow for a planar y, in oc for a channels-last y, so that stores coalesce. It reads
+// columns[n][oc * taps + tap][id][ih][iw], pixels dense, one value for each tap of the output's residue class, in ascending
+// order: neighbouring outputs of one phase read neighbouring pixels. im2col. A thread owns one column element at a time, a block
+// kThreads neighbours in iw; it reads y at (n, oc, i * stride - pad + k * dilation) and writes 0 where that lies outside. No
+// shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice.
+#include "../columns.h"
+#include "activation.cuh"
+#include "taps.cuh"
+#include "values.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kThreads = 256;
+
+template <typename Index>
+struct Distances {
+  Index n, c, d, h, w;
+};
+
+// A Problem and a ColumnBlock as the kernels want them. Begins are positions in the full tensors; `rows` = channels * taps.
+template <typename Index>
+struct ColumnsJob {
+  std::int64_t total;  // elements that the launch writes
+  Index n_begin, n_count, oc_begin, oc_count;
+  AxisTaps<Index> d, h, w;
+  Index taps;
+  Index sample_stride, row_stride;
+  Distances<Index> y;
+  Index out_d, out_h, out_w;
+  Activation activation;
+  float slope;
+  bool channels_fastest;
+};
+
+template <typename Index>
+UPFOLD_DEVICE Index take(Index& rest, Index size) {
+  const Index quotient = rest / size;
+  const Index remainder = rest - quotient * size;
+  rest = quotient;
+  return remainder;
+}
+
+template <typename Column, typename Index>
+UPFOLD_DEVICE Sum<Column> gather(const ColumnsJob<Index>& job, const Column* columns, Index od, Index oh, Index ow) {
+  const Index height = job.h.in_end - job.h.in_begin, width = job.w.in_end - job.w.in_begin;
+  const TapRun<Index> run_d = taps_of_output(job.d, od), run_h = taps_of_output(job.h, oh), run_w = taps_of_output(job.w, ow);
+  Sum<Column> sum{};
+  Index id = run_d.first_in;
+  for (Index kd = run_d.first_tap; kd < job.d.kernel; kd += job.d.tap_step, id -= job.d.in_step) {
+    if (id < job.d.in_begin || id >= job.d.in_end) continue;
+    Index ih = run_h.first_in;
+    for (Index kh = run_h.first_tap; kh < job.h.kernel; kh += job.h.tap_step, ih -= job.h.in_step) {
+      if (ih < job.h.in_begin || ih >= job.h.in_end) continue;
+      const Index row = (kd * job.h.kernel + kh) * job.w.kernel;
+      const Index pixel = ((id - job.d.in_begin) * height + (ih - job.h.in_begin)) * width - job.w.in_begin;
+      Index iw = run_w.first_in;
+      for (Index kw = run_w.first_tap; kw < job.w.kernel; kw += job.w.tap_step, iw -= job.w.in_step) {
+        if (iw < job.w.in_begin || iw >= job.w.in_end) continue;
+        add(sum, widen(columns[(row + kw) * job.row_stride + pixel + iw]));
+      }
+    }
+  }
+  return sum;
+}
+
+template <typename Value, typename Column, typename Index>
+__global__ void __launch_bounds__(kThreads)
+    col2im_kernel(ColumnsJob<Index> job, const Column* columns, const Value* bias, Value* y) {
+  const std::int64_t step = std::int64_t(gridDim.x) * kThreads;
+  for (std::int64_t i = std::int64_t(blockIdx.x) * kThreads + threadIdx.x; i < job.total; i += step) {
+    Index rest = Index(i), oc = 0;
+    if (job.channels_fastest) oc = take(rest, job.oc_count);
+    const Index ow = job.w.out_begin + take(rest, job.w.out_count);
+    const Index oh = job.h.out_begin + take(rest, job.h.out_count);
+    const Index od = job.d.out_begin + take(rest, job.d.out_count);
+    if (!job.channels_fastest) oc = take(rest, job.oc_count);
+    const Index n = rest;
+    auto sum = gather(job, columns + n * job.sample_stride + oc * job.taps * job.row_stride, od, oh, ow);
+    oc += job.oc_begin;
+    if (bias != nullptr) add(sum, widen(bias[oc]));
+    y[(n + job.n_begin) * job.y.n + oc * job.y.c + od * job.y.d + oh * job.y.h + ow * job.y.w] =
+        Narrow<Value>::from(activate(job.activation, job.slope, sum));
+  }
+}
+
+template <typename Value, typename Column, typename Index>
+__global__ void __launch_bounds__(kThreads) im2col_kernel(ColumnsJob<Index> job, const Value* y, Column* columns) {
+  const Index depth = job.d.in_end - job.d.in_begin, height = job.h.in_end - job.h.in_begin,
+              width = job.w.in_end - job.w.in_begin;
+  const std::int64_t step = std::int64_t(gridDim.x) * kThreads;
+  for (std::int64_t i = std::int64_t(blockIdx.x) * kThreads + threadIdx.x; i < job.total; i += step) {
+    Index rest = Index(i);
+    const Index w = take(rest, width), h = take(rest, height), d = take(rest, depth);
+    const Index tap = take(rest, job.taps), oc = take(rest, job.oc_count), n = rest;
+    Index k = tap;
+    const Index kw = take(k, job.w.kernel), kh = take(k, job.h.kernel), kd = k;
+    const Index od = (d + job.d.in_begin) * job.d.stride - job.d.pad + kd * job.d.dilation;
+    const Index oh = (h + job.h.in_begin) * job.h.stride - job.h.pad + kh * job.h.dilation;
+    const Index ow = (w + job.w.in_begin) * job.w.stride - job.w.pad + kw * job.w.dilation;
+    const bool inside = od >= 0 && od < job.out_d && oh >= 0 && oh < job.out_h && ow >= 0 && ow < job.out_w;
+    Column value{};
+    if (inside) {
+      const Index offset =
+          (n + job.n_begin) * job.y.n + (oc + job.oc_begin) * job.y.c + od * job.y.d + oh * job.y.h + ow * job.y.w;
+      value = Narrow<Column>::from(widen(y[offset]));
+    }
+    columns[n * job.sample_stride + (oc * job.taps + tap) * job.row_stride + (d * height + h) * width + w] = value;
+  }
+}
+
+// Every pair that is accepted: the type of y, the type of the columns. Named here so that a compiler without host code sees them.
+#define UPFOLD_COLUMN_TYPES(DO)                              \
+  DO(kFloat32, kFloat32, float, float)                       \
+  DO(kFloat64, kFloat64, double, double)                     \
+  DO(kFloat16, kFloat16, __half, __half)                     \
+  DO(kFloat16, kFloat32, __half, float)                      \
+  DO(kBFloat16, kBFloat16, __nv_bfloat16, __nv_bfloat16)     \
+  DO(kBFloat16, kFloat32, __nv_bfloat16, float)              \
+  DO(kComplex64, kComplex64, Complex<float>, Complex<float>) \
+  DO(kComplex128, kComplex128, Complex<double>, Complex<double>)
+
+#define UPFOLD_INSTANTIATE_INDEX(Value, Column, Index)                                                                  \
+  template __global__ void col2im_kernel<Value, Column, Index>(ColumnsJob<Index>, const Column*, const Value*, Value*); \
+  template __global__ void im2col_kernel<Value, Column, Index>(ColumnsJob<Index>, const Value*, Column*);
+#define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column) \
+  UPFOLD_INSTANTIATE_INDEX(Value, Column, std::int32_t)        \
+  UPFOLD_INSTANTIATE_INDEX(Value, Column, std::int64_t)
+UPFOLD_COLUMN_TYPES(UPFOLD_INSTANTIATE)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMaxBlocks = std::int64_t(1) << 20;  // a grid-stride loop covers the rest
+constexpr std::int64_t kLimit32 = (std::int64_t(1) << 31) - 1;
+
+template <typename Index>
+AxisTaps<Index> axis_taps(const Axis& a, const Range& in, const Range& out) {
+  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation);
+  const std::int64_t tap_step = a.stride / gcd, in_step = a.dilation / gcd;
+  const std::int64_t inverse = inverse_modulo(in_step, tap_step);
+  return {Index(in.begin), Index(in.end),     Index(out.begin), Index(length(out)), Index(a.kernel), Index(a.stride),
+          Index(a.pad),    Index(a.dilation), Index(gcd),       Index(tap_step),    Index(in_step),  Index(inverse)};
+}
+
+// Every intermediate value of an axis fits: positions, taps, and the product of two residues.
+bool axis_fits(const Axis& a) {
+  if (a.stride > 46340 || a.dilation > kLimit32 || a.kernel > kLimit32 || a.pad > kLimit32) return false;
+  if (a.in > kLimit32 / a.stride || a.kernel > kLimit32 / a.dilation) return false;
+  return a.out + a.pad + a.in * a.stride + a.kernel * a.dilation <= kLimit32;
+}
+
+bool fits_32_bits(const Problem& p, const ColumnBlock& block) {
+  const std::int64_t rows = length(block.oc) * kernel_taps(p);
+  const std::int64_t outputs = p.batch * p.out_channels * out_pixels(p);
+  const std::int64_t columns = (length(block.n) - 1) * block.sample_stride + rows * block.row_stride;
+  const std::int64_t y = (p.batch - 1) * p.y.n + (p.out_channels - 1) * p.y.c + (p.out_d - 1) * p.y.d + (p.out_h - 1) * p.y.h +
+                         (p.out_w - 1) * p.y.w;
+  return std::max({columns, outputs, y, length(block.n) * rows * block.row_stride}) <= kLimit32 && axis_fits(axis_d(p)) &&
+         axis_fits(axis_h(p)) && axis_fits(axis_w(p));
+}
+
+template <typename Index>
+ColumnsJob<Index> make_job(const Problem& p, const ColumnBlock& block, std::int64_t total) {
+  ColumnsJob<Index> job;
+  job.total = total;
+  job.n_begin = Index(block.n.begin), job.n_count = Index(length(block.n));
+  job.oc_begin = Index(block.oc.begin), job.oc_count = Index(length(block.oc));
+  job.d = axis_taps<Index>(axis_d(p), block.in_d, block.out_d);
+  job.h = axis_taps<Index>(axis_h(p), block.in_h, block.out_h);
+  job.w = axis_taps<Index>(axis_w(p), block.in_w, block.out_w);
+  job.taps = Index(kernel_taps(p));
+  job.sample_stride = Index(block.sample_stride), job.row_stride = Index(block.row_stride);
+  job.y = {Index(p.y.n), Index(p.y.c), Index(p.y.d), Index(p.y.h), Index(p.y.w)};
+  job.out_d = Index(p.out_d), job.out_h = Index(p.out_h), job.out_w = Index(p.out_w);
+  job.activation = p.activation, job.slope = p.activation_slope;
+  job.channels_fastest = p.out_channels > 1 && p.y.c < p.y.w;
+  return job;
+}
+
+unsigned blocks_for(std::int64_t total) { return unsigned(std::min((total + kThreads - 1) / kThreads, kMaxBlocks)); }
+
+void require_range(const Range& r, std::int64_t size, const char* name) {
+  require(0 <= r.begin && r.begin <= r.end && r.end <= size, name, " = [", r.begin, ", ", r.end, "); must lie in [0, ", size,
+          ")");
+}
+
+void require_block(const Problem& p, const ColumnBlock& block) {
+  require_range(block.n, p.batch, "block.n");
+  require_range(block.oc, p.out_channels, "block.oc");
+  require_range(block.in_d, p.in_d, "block.in_d");
+  require_range(block.in_h, p.in_h, "block.in_h");
+  require_range(block.in_w, p.in_w, "block.in_w");
+  const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
+  require(block.row_stride >= pixels, "row_stride = ", block.row_stride, "; must hold the block's ", pixels, " pixels");
+  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
+    require(a.stride >= 1 && a.dilation >= 1 && a.kernel >= 1 && a.pad >= 0, "kernel ", a.kernel, ", stride ", a.stride,
+            ", padding ", a.pad, ", dilation ", a.dilation, "; out of range");
+    require(a.stride <= kLimit32, "stride = ", a.stride, "; the CUDA kernels take strides below 2^31");
+  }
+}
+
+[[noreturn]] void refuse_types(const Problem& p, Dtype column_dtype) {
+  throw InvalidArgument(concat("dtype ", int(p.dtype), " with columns of dtype ", int(column_dtype),
+                               "; columns have the dtype of the problem, or float32 for a 16-bit problem"));
+}
+
+// A pair of types of UPFOLD_COLUMN_TYPES, as values to dispatch on.
+template <typename V, typename C>
+struct TypePair {
+  using Value = V;
+  using Column = C;
+};
+
+template <typename Body>
+void with_types(const Problem& p, Dtype column_dtype, Body body) {
+#define UPFOLD_CASE(dtype_name, column_name, Value, Column) \
+  if (p.dtype == Dtype::dtype_name && column_dtype == Dtype::column_name) return body(TypePair<Value, Column>{});
+  UPFOLD_COLUMN_TYPES(UPFOLD_CASE)
+#undef UPFOLD_CASE
+  refuse_types(p, column_dtype);
+}
+
+}  // namespace
+
+void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
+            const void* bias, void* y) {
+  require_block(p, block);
+  require_range(block.out_d, p.out_d, "block.out_d");
+  require_range(block.out_h, p.out_h, "block.out_h");
+  require_range(block.out_w, p.out_w, "block.out_w");
+  const std::int64_t total = length(block.n) * length(block.oc) * length(block.out_d) * length(block.out_h) * length(block.out_w);
+  with_types(p, column_dtype, [&](auto types) {
+    using Value = typename decltype(types)::Value;
+    using Column = typename decltype(types)::Column;
+    if (total == 0) return;
+    const DeviceScope scope(launch.device);
+    const auto run = [&](auto index) {
+      using Index = decltype(index);
+      launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
+                    make_job<Index>(p, block, total), static_cast<const Column*>(columns), static_cast<const Value*>(bias),
+                    static_cast<Value*>(y));
+    };
+    fits_32_bits(p, block) ? run(std::int32_t()) : run(std::int64_t());
+  });
+}
+
+void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns) {
+  require_block(p, block);
+  const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
+  const std::int64_t total = length(block.n) * length(block.oc) * kernel_taps(p) * pixels;
+  with_types(p, column_dtype, [&](auto types) {
+    using Value = typename decltype(types)::Value;
+    using Column = typename decltype(types)::Column;
+    if (total == 0) return;
+    const DeviceScope scope(launch.device);
+    const auto run = [&](auto index) {
+      using Index = decltype(index);
+      launch_kernel("im2col", im2col_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
+                    make_job<Index>(p, block, total), static_cast<const Value*>(y), static_cast<Column*>(columns));
+    };
+    fits_32_bits(p, block) ? run(std::int32_t()) : run(std::int64_t());
+  });
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,50 @@
+// Host side of a launch: the checked call, the device for the time of a call, and the typed kernel launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../error.h"
+#include "api.h"
+
+namespace upfold::cuda {
+
+inline void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw std::runtime_error(concat(what, " failed: ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
+}
+
+// Makes `device` current until the end of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (device != previous_) check(cudaSetDevice(device), concat("cudaSetDevice(", device, ")").c_str());
+    changed_ = device != previous_;
+  }
+  ~DeviceScope() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+template <typename T>
+struct Exactly {
+  using Type = T;
+};
+
+// A status of this launch alone: cudaGetLastError would also report, and swallow, an earlier failure of somebody else's.
+template <typename... Parameters>
+void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
+                   typename Exactly<Parameters>::Type... arguments) {
+  void* pointers[] = {static_cast<void*>(&arguments)...};
+  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
+                         reinterpret_cast<cudaStream_t>(launch.stream)),
+        concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
+}
+
+}  // namespace upfold::cuda

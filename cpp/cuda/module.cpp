@@ -1,0 +1,62 @@
+// The Python face of the CUDA kernels: pointers and streams arrive as integers (0 is null, or the default stream), the lock of
+// the interpreter is released while work is enqueued.
+#include <build_info.h>
+#include <pybind11/stl.h>
+
+#include "../bindings.h"
+#include "api.h"
+#include "cublas.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using upfold::ColumnBlock;
+using upfold::Dtype;
+using upfold::Problem;
+
+void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+void col2im(const Problem& p, const ColumnBlock& block, int column_dtype, std::uintptr_t columns, std::uintptr_t bias,
+            std::uintptr_t y, int device, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::col2im({device, stream}, p, block, static_cast<Dtype>(column_dtype), pointer(columns), pointer(bias), pointer(y));
+}
+
+void im2col(const Problem& p, const ColumnBlock& block, int column_dtype, std::uintptr_t y, std::uintptr_t columns, int device,
+            std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::im2col({device, stream}, p, block, static_cast<Dtype>(column_dtype), pointer(y), pointer(columns));
+}
+
+// 12080 -> "12.8"; empty for 0.
+std::string dotted(int version) { return version == 0 ? "" : upfold::concat(version / 1000, ".", version % 1000 / 10); }
+
+py::dict info() {
+  const upfold::cuda::Info found = upfold::cuda::info();
+  const upfold::cuda::CublasFound cublas = upfold::cuda::find_cublas();
+  py::list devices;
+  for (const upfold::cuda::Device& device : found.devices) {
+    devices.append(py::dict(py::arg("name") = device.name, py::arg("capability") = py::make_tuple(device.major, device.minor),
+                            py::arg("multiprocessors") = device.multiprocessors, py::arg("memory_bytes") = device.memory_bytes));
+  }
+  return py::dict(py::arg("compiled_version") = dotted(found.compiled_version), py::arg("architectures") = found.architectures,
+                  py::arg("runtime_version") = dotted(found.runtime_version),
+                  py::arg("driver_version") = dotted(found.driver_version), py::arg("driver_floor") = found.driver_floor,
+                  py::arg("devices") = devices, py::arg("no_device_reason") = found.no_device_reason,
+                  py::arg("cublas_path") = cublas.path, py::arg("cublas_version") = cublas.version,
+                  py::arg("cublas_reason") = cublas.reason);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.doc() = "CUDA kernels of upfold: device pointers, a Problem, a device and a stream in; nothing of torch.";
+  upfold::bind_problem(m);
+  m.def("col2im", &col2im, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("columns"), py::arg("bias"),
+        py::arg("y"), py::arg("device"), py::arg("stream"));
+  m.def("im2col", &im2col, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("y"), py::arg("columns"),
+        py::arg("device"), py::arg("stream"));
+  m.def("info", &info);
+  m.def("build_info", &upfold::build_info);
+}

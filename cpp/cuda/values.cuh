@@ -1,0 +1,69 @@
+// Element types on the device: what a sum over them is kept in, how they widen to it, and the one rounding back.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../problem.h"
+
+#define UPFOLD_DEVICE static __device__ __forceinline__
+
+namespace upfold::cuda {
+
+// Natural alignment of the part, not of the pair: a complex tensor may start at any multiple of its real type.
+template <typename Real>
+struct Complex {
+  Real re, im;
+};
+
+// 16-bit types sum in float32, every other type in itself.
+template <typename Value>
+struct SumOf {
+  using Type = Value;
+};
+template <>
+struct SumOf<__half> {
+  using Type = float;
+};
+template <>
+struct SumOf<__nv_bfloat16> {
+  using Type = float;
+};
+template <typename Value>
+using Sum = typename SumOf<Value>::Type;
+
+UPFOLD_DEVICE float widen(float v) { return v; }
+UPFOLD_DEVICE double widen(double v) { return v; }
+UPFOLD_DEVICE float widen(__half v) { return __half2float(v); }
+UPFOLD_DEVICE float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+template <typename Real>
+UPFOLD_DEVICE Complex<Real> widen(Complex<Real> v) {
+  return v;
+}
+
+// Rounds to nearest, ties to even.
+template <typename Value>
+struct Narrow {
+  template <typename From>
+  static __device__ __forceinline__ Value from(From v) {
+    return v;
+  }
+};
+template <>
+struct Narrow<__half> {
+  static __device__ __forceinline__ __half from(float v) { return __float2half_rn(v); }
+};
+template <>
+struct Narrow<__nv_bfloat16> {
+  static __device__ __forceinline__ __nv_bfloat16 from(float v) { return __float2bfloat16_rn(v); }
+};
+
+UPFOLD_DEVICE void add(float& sum, float v) { sum += v; }
+UPFOLD_DEVICE void add(double& sum, double v) { sum += v; }
+template <typename Real>
+UPFOLD_DEVICE void add(Complex<Real>& sum, Complex<Real> v) {
+  sum.re += v.re;
+  sum.im += v.im;
+}
+
+}  // namespace upfold::cuda

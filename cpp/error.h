@@ -1,0 +1,28 @@
+// Failures in the compiled core are exceptions whose text carries the values; pybind11 turns them into Python exceptions.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace upfold {
+
+// Thrown for a Problem or block that a kernel cannot run: the Python layer validates first, so this marks a bug there.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+template <typename... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (!condition) throw InvalidArgument(concat(parts...));
+}
+
+}  // namespace upfold

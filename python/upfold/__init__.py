@@ -1,0 +1,31 @@
+"""Transposed convolution for PyTorch: GEMM + col2im, direct and fused methods behind torch's own signatures."""
+
+from . import ops as _ops  # registers the operators with torch
+from .dispatch import algorithms, explain, use
+from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
+from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
+from .problem import InvalidArgument
+from .replace import replace, restore, scan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Fold",
+    "InvalidArgument",
+    "Unfold",
+    "__version__",
+    "algorithms",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "explain",
+    "fold",
+    "replace",
+    "restore",
+    "scan",
+    "unfold",
+    "use",
+]

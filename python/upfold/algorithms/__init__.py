@@ -1,0 +1,13 @@
+"""The registry of algorithms."""
+
+from __future__ import annotations
+
+from .base import Algorithm, Tensors
+from .direct import Direct
+from .gemm import Gemm
+from .torch import Torch
+
+# In the order of their codes in operator schemas, where 0 stands for `auto`.
+REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), Direct(), Torch())}
+
+__all__ = ["REGISTRY", "Algorithm", "Tensors"]

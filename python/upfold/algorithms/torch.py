@@ -1,0 +1,68 @@
+"""torch's own operators, for devices that no kernel of ours covers and as the peer to be measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import activation
+from ..problem import Operator, Problem
+from .base import Tensors
+
+
+class Torch:
+    """Runs ``aten::convolution`` and its backward. No figure of upfold's counts it."""
+
+    name = "torch"
+
+    def reject(self, problem: Problem, device: torch.device) -> str | None:
+        """Refuse nothing; torch raises by itself for a type that it does not know on a device."""
+        return None
+
+    def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
+        """One way only."""
+        return (0,)
+
+    def workspace_bytes(self, problem: Problem, config: int) -> int:
+        """None of ours; torch allocates its own."""
+        return 0
+
+    def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
+        """Call torch and copy its result into the operand that the operator writes."""
+        x, w, bias, y = tensors
+        ndim = problem.spatial_ndim
+        stride, padding, dilation = (list(axes[3 - ndim :]) for axes in (problem.stride, problem.padding, problem.dilation))
+        if problem.operator is Operator.CONV:
+            full = torch.convolution(y, w, None, stride, padding, dilation, False, [0] * ndim, problem.groups)
+            # Output padding beyond the stride lets the plain formula find further positions, which x does not have.
+            for axis in range(2, 2 + ndim):
+                full = full.narrow(axis, 0, x.shape[axis])
+            x.copy_(full)
+            return
+        output_padding = [
+            problem.out_size[axis]
+            - (problem.in_size[axis] - 1) * problem.stride[axis]
+            + 2 * problem.padding[axis]
+            - problem.dilation[axis] * (problem.kernel_size[axis] - 1)
+            - 1
+            for axis in range(3 - ndim, 3)
+        ]
+        if problem.operator is Operator.CONV_TRANSPOSE:
+            result = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, problem.groups)
+            y.copy_(activation.apply(result, problem.activation))
+            return
+
+        def weight_gradient(values: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+            like = w if w.dtype == values.dtype else torch.empty_like(w, dtype=values.dtype)
+            mask = [False, True, False]
+            arguments = (stride, padding, dilation, True, output_padding, problem.groups, mask)
+            return torch.ops.aten.convolution_backward(grad, values, like, None, *arguments)[1]
+
+        if not w.is_complex():
+            w.copy_(weight_gradient(x, y))
+            return
+        # aten's backward knows real numbers only.
+        real = weight_gradient(x.real, y.real) - weight_gradient(x.imag, y.imag)
+        imaginary = weight_gradient(x.real, y.imag) + weight_gradient(x.imag, y.real)
+        w.copy_(torch.complex(real, imaginary))

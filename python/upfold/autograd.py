@@ -1,0 +1,399 @@
+"""Derivatives: the rules of the five operators, and the routes by which a call takes them.
+
+conv_transpose, conv and conv_transpose_weight are bilinear, and the derivative of each is made of the other two; fold and unfold are each
+other's derivative. So derivatives of every order, in reverse and in forward mode, need no further kernel. Complex derivatives conjugate
+the operand that is held fixed (torch's convention: the gradient is that with respect to the conjugate).
+
+The functions `conv_transpose`, `conv`, `conv_transpose_weight`, `fold` and `unfold` take the shortest route that nobody would notice: straight to
+the kernel where nothing watches and no gradient is asked for, an ``autograd.Function`` where one is, torch's dispatcher otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from . import columns as column_kernels
+from . import execute
+from .columns import BlockArguments
+from .dispatch import current, encode_algorithm
+from .execute import Arguments
+from .problem import block_geometry, make_geometry, per_axis
+from .watch import needs_gradient, nobody_intercepts, transform_is_active
+
+Sizes = tuple[int, ...]
+
+
+def schema_geometry(ndim: int, arguments: Arguments, algorithm: str | None) -> tuple[Any, ...]:
+    """`arguments` and `algorithm` in the order and form of the operators' schemas."""
+    g = make_geometry(ndim, *arguments)
+    return list(g.stride), list(g.padding), list(g.output_padding), list(g.dilation), g.groups, encode_algorithm(algorithm)
+
+
+def schema_blocks(ndim: int, arguments: BlockArguments) -> tuple[Any, ...]:
+    """The arguments of fold and unfold in the order and form of their schemas."""
+    kernel, g = block_geometry(ndim, *arguments)
+    return list(kernel), list(g.dilation), list(g.padding), list(g.stride)
+
+
+def conv_transpose(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None = None
+) -> torch.Tensor:
+    """Differentiable transposed convolution of batched tensors; the arguments are those of `execute.conv_transpose`."""
+    if transform_is_active():
+        return _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
+    if not nobody_intercepts(x, w, bias):
+        return _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
+    if needs_gradient(x, w, bias):
+        return _apply(ConvTranspose, x, w, bias, arguments, algorithm)
+    return execute.conv_transpose(x, w, bias, arguments, algorithm)
+
+
+def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None = None) -> torch.Tensor:
+    """Differentiable adjoint in x; the arguments are those of `execute.conv`."""
+    if transform_is_active():
+        return _apply(ConvTransformed, g, w, in_size, arguments, algorithm)
+    if not nobody_intercepts(g, w):
+        return _op("conv", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
+    if needs_gradient(g, w):
+        return _apply(Conv, g, w, in_size, arguments, algorithm)
+    return execute.conv(g, w, in_size, arguments, algorithm)
+
+
+def conv_transpose_weight(
+    x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None = None
+) -> torch.Tensor:
+    """Differentiable adjoint in w; the arguments are those of `execute.conv_transpose_weight`."""
+    if transform_is_active():
+        return _apply(ConvTransposeWeightTransformed, x, g, kernel_size, arguments, algorithm)
+    if not nobody_intercepts(x, g):
+        return _op("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
+    if needs_gradient(x, g):
+        return _apply(ConvTransposeWeight, x, g, kernel_size, arguments, algorithm)
+    return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
+
+
+def fold(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
+    """Differentiable fold of batched columns; the arguments are those of `columns.fold`."""
+    if transform_is_active():
+        return _apply(FoldTransformed, columns, output_size, arguments)
+    if not nobody_intercepts(columns):
+        return _op("fold", columns, list(output_size), *schema_blocks(len(output_size), arguments))
+    if needs_gradient(columns):
+        return _apply(Fold, columns, output_size, arguments)
+    return column_kernels.fold(columns, output_size, arguments)
+
+
+def unfold(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
+    """Differentiable unfold of a batched tensor; the arguments are those of `columns.unfold`."""
+    if transform_is_active():
+        return _apply(UnfoldTransformed, image, arguments)
+    if not nobody_intercepts(image):
+        return _op("unfold", image, *schema_blocks(image.dim() - 2, arguments))
+    if needs_gradient(image):
+        return _apply(Unfold, image, arguments)
+    return column_kernels.unfold(image, arguments)
+
+
+def _apply(function: type[Function], *inputs: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _op(name: str, *inputs: Any) -> torch.Tensor:
+    result: torch.Tensor = getattr(torch.ops.upfold, name)(*inputs)
+    return result
+
+
+def _settled(algorithm: str | None) -> str | None:
+    """The algorithm for a backward, which may run in another thread, where `use` is not seen.
+
+    A graph that is being recorded keeps the choice open: `use` is read when it runs.
+    """
+    return algorithm or (current().algorithm if nobody_intercepts() else None)
+
+
+def _channels(grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of the bias: the sum over batch and space."""
+    return grad.sum(dim=[0, *range(2, grad.dim())])
+
+
+def _into_batch(t: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
+    """Fold the vmapped axis into the batch: (n * size, ...) and size."""
+    moved = t.movedim(dim, 0)
+    return moved.reshape(-1, *moved.shape[2:]), moved.shape[0]
+
+
+def _into_channels(t: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """Fold the vmapped axis of an image into its channels, repeating an image that has none: (n, size * channels, ...)."""
+    moved = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return moved.transpose(0, 1).reshape(moved.shape[1], -1, *moved.shape[3:])
+
+
+def _into_rows(w: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """Fold the vmapped axis of a weight into its in_channels, repeating a weight that has none: (size * in_channels, ...)."""
+    moved = w.unsqueeze(0).expand(size, *w.shape) if dim is None else w.movedim(dim, 0)
+    return moved.reshape(-1, *moved.shape[2:])
+
+
+def _more_groups(arguments: Arguments, size: int) -> Arguments:
+    stride, padding, output_padding, groups, dilation = arguments
+    return stride, padding, output_padding, groups * size, dilation
+
+
+class _ConvTransposeRules:
+    """y = conv_transpose(x, w) + bias."""
+
+    @staticmethod
+    def compute(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
+        if nobody_intercepts(x, w, bias):
+            return execute.conv_transpose(x, w, bias, arguments, algorithm)
+        return _op("conv_transpose_raw", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        x, w, _, ctx.arguments, algorithm = inputs
+        ctx.algorithm = _settled(algorithm)
+        ctx.save_for_backward(x, w)
+        ctx.save_for_forward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        arguments, algorithm = ctx.arguments, ctx.algorithm
+        wants_x, wants_w, wants_bias = ctx.needs_input_grad[:3]
+        return (
+            conv(grad, w.conj(), tuple(x.shape[2:]), arguments, algorithm) if wants_x else None,
+            conv_transpose_weight(x.conj(), grad, tuple(w.shape[2:]), arguments, algorithm) if wants_w else None,
+            _channels(grad) if wants_bias else None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, x_t: torch.Tensor | None, w_t: torch.Tensor | None, bias_t: torch.Tensor | None, *_: None) -> Any:
+        x, w = ctx.saved_tensors
+        result = None
+        if x_t is not None:
+            result = conv_transpose(x_t, w, bias_t, ctx.arguments, ctx.algorithm)
+        if w_t is not None:
+            part = conv_transpose(x, w_t, bias_t if result is None else None, ctx.arguments, ctx.algorithm)
+            result = part if result is None else result + part
+        if result is None and bias_t is not None:
+            like = conv_transpose(x, w, None, ctx.arguments, ctx.algorithm)
+            result = bias_t.reshape(1, -1, *[1] * (x.dim() - 2)).expand_as(like).clone()
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        x, w, bias, arguments, algorithm = inputs
+        x_dim, w_dim, bias_dim = in_dims[:3]
+        size: int = info.batch_size
+        if w_dim is None and x_dim is not None:
+            rows, _ = _into_batch(x, x_dim)
+            y = conv_transpose(rows, w, None if bias_dim is not None else bias, arguments, algorithm)
+            y = y.reshape(size, -1, *y.shape[1:])
+        else:
+            wide = _into_channels(x, x_dim, size)
+            shared = bias.repeat(size) if bias is not None and bias_dim is None else None
+            y = conv_transpose(wide, _into_rows(w, w_dim, size), shared, _more_groups(arguments, size), algorithm)
+            y = y.reshape(y.shape[0], size, -1, *y.shape[2:]).transpose(0, 1)
+        if bias_dim is not None:
+            y = y + bias.movedim(bias_dim, 0).reshape(size, 1, -1, *[1] * (y.dim() - 3))
+        return y, 0
+
+
+class _ConvRules:
+    """x = conv(g, w), the adjoint in x."""
+
+    @staticmethod
+    def compute(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
+        if nobody_intercepts(g, w):
+            return execute.conv(g, w, in_size, arguments, algorithm)
+        return _op("conv_raw", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        g, w, ctx.in_size, ctx.arguments, algorithm = inputs
+        ctx.algorithm = _settled(algorithm)
+        ctx.save_for_backward(g, w)
+        ctx.save_for_forward(g, w)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        g, w = ctx.saved_tensors
+        arguments, algorithm = ctx.arguments, ctx.algorithm
+        wants_g, wants_w = ctx.needs_input_grad[:2]
+        return (
+            conv_transpose(grad, w.conj(), None, arguments, algorithm) if wants_g else None,
+            conv_transpose_weight(grad, g.conj(), tuple(w.shape[2:]), arguments, algorithm) if wants_w else None,
+            None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, g_t: torch.Tensor | None, w_t: torch.Tensor | None, *_: None) -> Any:
+        g, w = ctx.saved_tensors
+        return _sum(
+            None if g_t is None else conv(g_t, w, ctx.in_size, ctx.arguments, ctx.algorithm),
+            None if w_t is None else conv(g, w_t, ctx.in_size, ctx.arguments, ctx.algorithm),
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        g, w, in_size, arguments, algorithm = inputs
+        size: int = info.batch_size
+        if in_dims[1] is None:
+            rows, _ = _into_batch(g, in_dims[0] or 0)
+            x = conv(rows, w, in_size, arguments, algorithm)
+            return x.reshape(size, -1, *x.shape[1:]), 0
+        wide = _into_channels(g, in_dims[0], size)
+        x = conv(wide, _into_rows(w, in_dims[1], size), in_size, _more_groups(arguments, size), algorithm)
+        return x.reshape(x.shape[0], size, -1, *x.shape[2:]), 1
+
+
+class _ConvTransposeWeightRules:
+    """w = conv_transpose_weight(x, g), the adjoint in w."""
+
+    @staticmethod
+    def compute(x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
+        if nobody_intercepts(x, g):
+            return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
+        return _op("conv_transpose_weight_raw", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        x, g, ctx.kernel_size, ctx.arguments, algorithm = inputs
+        ctx.algorithm = _settled(algorithm)
+        ctx.save_for_backward(x, g)
+        ctx.save_for_forward(x, g)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, g = ctx.saved_tensors
+        arguments, algorithm = ctx.arguments, ctx.algorithm
+        wants_x, wants_g = ctx.needs_input_grad[:2]
+        return (
+            conv(g.conj(), grad, tuple(x.shape[2:]), arguments, algorithm) if wants_x else None,
+            conv_transpose(x.conj(), grad, None, arguments, algorithm) if wants_g else None,
+            None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, x_t: torch.Tensor | None, g_t: torch.Tensor | None, *_: None) -> Any:
+        x, g = ctx.saved_tensors
+        return _sum(
+            None if x_t is None else conv_transpose_weight(x_t, g, ctx.kernel_size, ctx.arguments, ctx.algorithm),
+            None if g_t is None else conv_transpose_weight(x, g_t, ctx.kernel_size, ctx.arguments, ctx.algorithm),
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        x, g, kernel_size, arguments, algorithm = inputs
+        size: int = info.batch_size
+        wide_x, wide_g = _into_channels(x, in_dims[0], size), _into_channels(g, in_dims[1], size)
+        w = conv_transpose_weight(wide_x, wide_g, kernel_size, _more_groups(arguments, size), algorithm)
+        return w.reshape(size, -1, *w.shape[1:]), 0
+
+
+class _FoldRules:
+    """image = fold(columns)."""
+
+    @staticmethod
+    def compute(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
+        if nobody_intercepts(columns):
+            return column_kernels.fold(columns, output_size, arguments)
+        return _op("fold_raw", columns, list(output_size), *schema_blocks(len(output_size), arguments))
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        _, ctx.output_size, ctx.arguments = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return unfold(grad, ctx.arguments), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, columns_t: torch.Tensor, *_: None) -> Any:
+        return fold(columns_t, ctx.output_size, ctx.arguments)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        columns, output_size, arguments = inputs
+        rows, size = _into_batch(columns, in_dims[0] or 0)
+        image = fold(rows, output_size, arguments)
+        return image.reshape(size, -1, *image.shape[1:]), 0
+
+
+class _UnfoldRules:
+    """columns = unfold(image)."""
+
+    @staticmethod
+    def compute(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
+        if nobody_intercepts(image):
+            return column_kernels.unfold(image, arguments)
+        return _op("unfold_raw", image, *schema_blocks(image.dim() - 2, arguments))
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        image, ctx.arguments = inputs
+        ctx.output_size = tuple(image.shape[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return fold(grad, ctx.output_size, ctx.arguments), None
+
+    @staticmethod
+    def jvp(ctx: Any, image_t: torch.Tensor, *_: None) -> Any:
+        return unfold(image_t, ctx.arguments)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
+        image, arguments = inputs
+        rows, size = _into_batch(image, in_dims[0] or 0)
+        columns = unfold(rows, arguments)
+        return columns.reshape(size, -1, *columns.shape[1:]), 0
+
+
+def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _eager(rules: Any) -> Any:
+    """The rules as a Function whose forward takes ctx: the kind that every torch since 2.0 differentiates in both modes."""
+
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        rules.remember(ctx, inputs)
+        result: torch.Tensor = rules.compute(*inputs)
+        return result
+
+    members = {"forward": forward, "backward": rules.backward, "jvp": rules.jvp}
+    return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})
+
+
+def _transformed(rules: Any) -> Any:
+    """The rules as a Function with setup_context and a vmap rule: the kind that ``torch.func`` asks for."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rules.remember(ctx, inputs)
+
+    members = {
+        "forward": rules.compute,
+        "setup_context": setup_context,
+        "backward": rules.backward,
+        "jvp": rules.jvp,
+        "vmap": rules.vmap,
+    }
+    return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})
+
+
+ConvTranspose, ConvTransposeTransformed = _eager(_ConvTransposeRules), _transformed(_ConvTransposeRules)
+Conv, ConvTransformed = _eager(_ConvRules), _transformed(_ConvRules)
+ConvTransposeWeight, ConvTransposeWeightTransformed = _eager(_ConvTransposeWeightRules), _transformed(_ConvTransposeWeightRules)
+Fold, FoldTransformed = _eager(_FoldRules), _transformed(_FoldRules)
+Unfold, UnfoldTransformed = _eager(_UnfoldRules), _transformed(_UnfoldRules)

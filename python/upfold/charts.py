@@ -1,0 +1,157 @@
+"""Charts of the methods: bars for one layer, dots on a time axis for several. Needs matplotlib, imported here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .compare import Comparison, Row, dtype_name
+
+# Colour (told apart by colour-blind readers too) and marker of each method; upfold's are saturated, the peers grey or sand.
+_STYLES = {
+    "gemm": ("#0072B2", "o"),
+    "gemm_atomic": ("#56B4E9", "v"),
+    "direct": ("#D55E00", "s"),
+    "depthwise": ("#CC79A7", "P"),
+    "fused": ("#009E73", "D"),
+    "torch": ("#333333", "X"),
+    "torch channels_last": ("#8A8A8A", "x"),
+    "torch native": ("#B5B5B5", "*"),
+    "matmul + F.fold": ("#C8A24A", "^"),
+}
+_OTHER = ("#7A5195", "h")
+_INK = "#222222"
+_FAINT = "#DDDDDD"
+
+
+def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str | None = None) -> Path:
+    """Draw the time of each method: bars for one layer, a row of dots for each of several.
+
+    Args:
+        comparisons: the layers.
+        path: where the picture goes; its suffix names the format.
+        title: stands above; None writes one.
+
+    Returns:
+        The path written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pyplot.rc_context({"font.size": 10, "axes.edgecolor": _INK, "text.color": _INK, "figure.facecolor": "white"}):
+        figure = _bars(pyplot, comparisons[0], title) if len(comparisons) == 1 else _dots(pyplot, comparisons, title)
+        figure.savefig(path, dpi=144, bbox_inches="tight", pad_inches=0.2)
+        pyplot.close(figure)
+    return path
+
+
+def device_text(comparison: Comparison) -> str:
+    """Name the device and the dtype, for titles."""
+    import torch
+
+    if comparison.device.type == "cuda":
+        where = torch.cuda.get_device_name(comparison.device)
+    else:
+        threads = torch.get_num_threads()
+        where = f"{comparison.device.type.upper()}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{where}, {dtype_name(comparison.problem.dtype)}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits with the unit that fits: ``812 ns``, ``3.42 µs``, ``15.0 ms``, ``1.20 s``."""
+    for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{_three_digits(seconds * scale)} {unit}"
+    return f"{_three_digits(seconds)} s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def _style(method: str) -> tuple[str, str]:
+    return _STYLES.get(method, _OTHER)
+
+
+def _timed(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if row.seconds]
+
+
+def _bars(pyplot: Any, comparison: Comparison, title: str | None) -> Any:
+    rows = sorted(_timed(comparison), key=lambda row: row.seconds or 0.0)
+    figure, axes = pyplot.subplots(figsize=(8, 1.5 + 0.5 * len(rows)))
+    longest = max((row.seconds or 0.0 for row in rows), default=1.0)
+    for position, row in enumerate(rows):
+        seconds = row.seconds or 0.0
+        axes.barh(position, seconds * 1e3, height=0.62, color=_style(row.method)[0])
+        ratio = comparison.figures(row)["x_torch"]
+        label = format_seconds(seconds)
+        if ratio is not None and row is not comparison.torch_row:
+            label += f"  ({ratio:.2f}x torch)"
+        if row.method == comparison.auto:
+            label += "  · auto"
+        axes.text((seconds + 0.012 * longest) * 1e3, position, label, va="center", fontsize=9.5)
+    floor = comparison.floor_seconds * 1e3
+    axes.axvline(floor, color=_INK, linestyle=(0, (4, 3)), linewidth=1)
+    axes.text(floor, -0.75, f" floor {format_seconds(comparison.floor_seconds)}", fontsize=8.5, va="center")
+    axes.set_yticks(range(len(rows)), [row.method for row in rows])
+    axes.set_ylim(len(rows) - 0.45, -1.05)
+    axes.set_xlim(0, longest * 1e3 * 1.42)
+    axes.set_xlabel("time of one call, ms (shorter is better)")
+    axes.set_title(title or f"{comparison.name}, {comparison.size_text}\n{device_text(comparison)}", loc="left", fontsize=11)
+    _bare(axes)
+    return figure
+
+
+def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> Any:
+    figure, axes = pyplot.subplots(figsize=(10, 2.0 + 0.52 * len(comparisons)))
+    seen: dict[str, Any] = {}
+    times = [row.seconds or 0.0 for comparison in comparisons for row in _timed(comparison)]
+    for position, comparison in enumerate(comparisons):
+        rows = _timed(comparison)
+        if not rows:
+            continue
+        axes.axhline(position, color=_FAINT, linewidth=0.8, zorder=0)
+        auto, torch_row = comparison.row(comparison.auto), comparison.torch_row
+        if auto is not None and torch_row is not None and auto.seconds and torch_row.seconds:
+            color = _style(auto.method)[0]
+            axes.plot([auto.seconds * 1e3, torch_row.seconds * 1e3], [position] * 2, color=color, linewidth=2.5, alpha=0.35, zorder=1)
+        for row in rows:
+            color, marker = _style(row.method)
+            dots = axes.scatter((row.seconds or 0.0) * 1e3, position, s=62, color=color, marker=marker, zorder=3, linewidths=1.6)
+            seen.setdefault(row.method, dots)
+        floor = axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2)
+        seen.setdefault("floor", floor)
+        ratio = comparison.ratio(auto, torch_row)
+        text = "" if ratio is None else f"{comparison.auto} {ratio:.1f}x torch" if ratio >= 9.95 else f"{comparison.auto} {ratio:.2f}x torch"
+        color = "#B00020" if ratio is not None and ratio < 1 else _INK
+        axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=color)
+    axes.set_xscale("log")
+    if times:
+        low = min([*times, *(comparison.floor_seconds for comparison in comparisons)])
+        axes.set_xlim(low * 1e3 / 1.6, max(times) * 1e3 * 1.6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_yticks(range(len(comparisons)), [f"{c.name}\n{c.size_text}" for c in comparisons], fontsize=8.5)
+    axes.set_ylim(len(comparisons) - 0.4, -0.6)
+    axes.set_xlabel("time of one call, ms, logarithmic (left is better)")
+    axes.set_title(title or f"Transposed convolution, method by method: {device_text(comparisons[0])}", loc="left", fontsize=12)
+    order = [method for method in (*_STYLES, *seen) if method in seen]
+    order = list(dict.fromkeys(order))
+    axes.legend(
+        [seen[method] for method in order], order, ncol=len(order), loc="upper center", bbox_to_anchor=(0.5, -0.55 / (0.52 * len(comparisons) + 0.6)), frameon=False, fontsize=9
+    )
+    _bare(axes)
+    return figure
+
+
+def _bare(axes: Any) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=_FAINT, linewidth=0.6, zorder=-1)
+    axes.set_axisbelow(True)

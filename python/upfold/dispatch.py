@@ -1,0 +1,283 @@
+"""Choosing an algorithm: an override, else what was tuned, else the heuristic. The only place that prefers one to another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from .algorithms import REGISTRY, Algorithm
+from .problem import DTYPE_BYTES, InvalidArgument, Problem
+
+_DEFAULT_WORKSPACE_MB = {"cpu": 64.0}
+_DEFAULT_WORKSPACE_MB_GPU = 256.0
+# The algorithm that stands in where none of ours runs.
+FALLBACK = "torch"
+# Of one thread of a 2-core AVX-512 machine; only their proportions matter.
+_CPU_CALL_SECONDS = {"gemm": 25e-6, "direct": 5e-6}  # beside the work
+_CPU_BYTES = 8e9  # a second, of memory
+_CPU_COLUMN_BYTES = 16e9  # a second, of columns that stay in the cache
+_CPU_GEMM_FLOPS = 60e9  # a second, of a deep float32 matrix product
+_CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
+_CPU_DIRECT_FLOPS = 25e9  # a second, of the direct kernel in float32
+
+
+class Settings(NamedTuple):
+    """What `use` sets: an algorithm's name or None for auto, the workspace cap in MiB, whether torch may stand in."""
+
+    algorithm: str | None = None
+    workspace_mb: float | None = None
+    fallback: bool | None = None
+
+
+_settings: ContextVar[Settings] = ContextVar("upfold_settings", default=Settings())
+current = _settings.get
+
+
+@contextlib.contextmanager
+def use(
+    algorithm: str | None = None, workspace_mb: float | None = None, fallback: bool | None = None
+) -> Iterator[None]:
+    """Set how upfold's operators run inside a ``with`` block or a decorated function.
+
+    The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
+    the running thread or task; blocks nest, and an argument left at None keeps the outer value.
+
+    Args:
+        algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
+        workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a CPU, 256 on a GPU).
+        fallback: whether torch's own operator may stand in where no kernel of upfold runs (default: UPFOLD_FALLBACK, else yes).
+
+    Raises:
+        InvalidArgument: the algorithm is unknown or the cap is not positive.
+    """
+    outer = current()
+    if algorithm is not None:
+        check_name(algorithm)
+    if workspace_mb is not None and not workspace_mb > 0:
+        raise InvalidArgument(f"workspace_mb = {workspace_mb}; must be positive; the unit is MiB")
+    inner = Settings(
+        outer.algorithm if algorithm is None else None if algorithm == "auto" else algorithm,
+        outer.workspace_mb if workspace_mb is None else float(workspace_mb),
+        outer.fallback if fallback is None else bool(fallback),
+    )
+    token = _settings.set(inner)
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
+def algorithms() -> tuple[str, ...]:
+    """The names that ``algorithm=`` takes beside 'auto'."""
+    return tuple(REGISTRY)
+
+
+def check_name(algorithm: str) -> None:
+    """Refuse an unknown algorithm."""
+    if algorithm != "auto" and algorithm not in REGISTRY:
+        known = ", ".join(repr(name) for name in ("auto", *REGISTRY))
+        raise InvalidArgument(f"algorithm = {algorithm!r}; must be one of {known}; upfold.explain tells which of them take a layer")
+
+
+def encode_algorithm(algorithm: str | None) -> int:
+    """The code of a name in operator schemas: 0 for auto."""
+    if algorithm is None or algorithm == "auto":
+        return 0
+    check_name(algorithm)
+    return 1 + list(REGISTRY).index(algorithm)
+
+
+def decode_algorithm(code: int) -> str | None:
+    """Undo `encode_algorithm`."""
+    return None if code == 0 else list(REGISTRY)[code - 1]
+
+
+def workspace_cap(device: torch.device) -> int:
+    """The most scratch that a call on this device may take now, in bytes."""
+    megabytes = current().workspace_mb
+    if megabytes is None:
+        megabytes = _environment_workspace_mb() or _DEFAULT_WORKSPACE_MB.get(device.type, _DEFAULT_WORKSPACE_MB_GPU)
+    return int(megabytes * 2**20)
+
+
+def _environment_workspace_mb() -> float | None:
+    text = os.environ.get("UPFOLD_WORKSPACE_MB")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise InvalidArgument(f"UPFOLD_WORKSPACE_MB = {text!r}; must be a positive number; the unit is MiB")
+    return value
+
+
+def fallback_allowed() -> bool:
+    """Whether torch's operator may stand in where no kernel of ours runs."""
+    chosen = current().fallback
+    return os.environ.get("UPFOLD_FALLBACK", "1") not in ("0", "false", "no") if chosen is None else chosen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: the algorithm, its tile choice, the scratch it takes, and why it was chosen."""
+
+    algorithm: str
+    config: int
+    workspace_bytes: int
+    reason: str
+
+
+def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -> Plan:
+    """Choose how to run a problem.
+
+    Args:
+        problem: what to compute.
+        device: where.
+        algorithm: a name that overrides the choice; None or 'auto' leaves it to upfold.
+
+    Raises:
+        InvalidArgument: the algorithm is unknown, or it refuses, or every one refuses (the text lists each refusal).
+    """
+    if algorithm is not None and algorithm != "auto":
+        check_name(algorithm)
+        refusal = REGISTRY[algorithm].reject(problem, device)
+        if refusal is not None:
+            raise InvalidArgument(f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm))
+        return _planned(REGISTRY[algorithm], problem, device, "asked for by name")
+    return _automatic(problem, device, fallback_allowed())
+
+
+def _others(problem: Problem, device: torch.device, refused: str) -> str:
+    verdicts = [(name, entry.reject(problem, device)) for name, entry in REGISTRY.items() if name != refused]
+    return "; ".join(f"{name} accepts it" if refusal is None else f"{name} refuses: {refusal}" for name, refusal in verdicts)
+
+
+def _planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason: str) -> Plan:
+    config = algorithm.configs(problem, device)[0]
+    return Plan(algorithm.name, config, algorithm.workspace_bytes(problem, config), reason)
+
+
+@lru_cache(maxsize=4096)
+def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan:
+    refusals: dict[str, str] = {}
+    costs: dict[str, float] = {}
+    for name, algorithm in REGISTRY.items():
+        if name == FALLBACK:
+            continue
+        refusal = algorithm.reject(problem, device)
+        if refusal is None:
+            costs[name] = predicted_seconds(name, problem)
+        else:
+            refusals[name] = refusal
+    if costs:
+        best = min(costs, key=lambda name: costs[name])
+        ranking = ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
+        return _planned(REGISTRY[best], problem, device, f"least predicted time: {ranking}")
+    listed = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
+    if not may_fall_back:
+        raise InvalidArgument(f"algorithm = 'auto'; every algorithm refuses this problem ({listed}), and falling back to torch is off")
+    warnings.warn(f"upfold runs torch's own operator: {listed}", RuntimeWarning, stacklevel=2)
+    return _planned(REGISTRY[FALLBACK], problem, device, f"every other algorithm refuses: {listed}")
+
+
+def predicted_seconds(name: str, problem: Problem) -> float:
+    """Predict the time of a method on one CPU thread from the bytes it moves and the products it takes.
+
+    gemm multiplies at the rate of a BLAS but writes and reads its columns; direct has no columns, and multiplies slower. Threads
+    divide both alike, so that the choice, and with it every bit of the result, does not depend on their number.
+    """
+    element = max(4, DTYPE_BYTES[problem.dtype])
+    seconds = _CPU_CALL_SECONDS[name] + problem.bytes / _CPU_BYTES
+    speed = 4.0 / element
+    if name == "gemm":
+        columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
+        depth = problem.in_channels_per_group
+        rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
+        return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
+    return seconds + problem.flops / (_CPU_DIRECT_FLOPS * speed)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm's answer: the plan it would run, or its refusal."""
+
+    algorithm: str
+    plan: Plan | None
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What runs for a problem, and what every algorithm says to it."""
+
+    problem: Problem
+    device: torch.device
+    plan: Plan
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        p = self.problem
+        lines = [
+            f"{p.operator.name.lower()} on {self.device}, {str(p.dtype).removeprefix('torch.')}: batch {p.batch}, "
+            f"{p.in_channels} -> {p.out_channels} channels in {p.groups} group(s), {_sizes(p.in_size)} -> {_sizes(p.out_size)}, "
+            f"kernel {_sizes(p.kernel_size)}, stride {_sizes(p.stride)}, padding {_sizes(p.padding)}, dilation {_sizes(p.dilation)}",
+            f"{p.flops / 1e9:.3g} GFLOP, {p.bytes / 1e6:.3g} MB",
+            f"runs: {self.plan.algorithm} (config {self.plan.config}, {self.plan.workspace_bytes / 2**20:.3g} MiB workspace; "
+            f"{self.plan.reason})",
+        ]
+        for candidate in self.candidates:
+            if candidate.plan is None:
+                lines.append(f"  {candidate.algorithm}: refuses: {candidate.refusal}")
+            else:
+                scratch = candidate.plan.workspace_bytes / 2**20
+                lines.append(f"  {candidate.algorithm}: accepts (config {candidate.plan.config}, {scratch:.3g} MiB workspace)")
+        return "\n".join(lines)
+
+
+def _sizes(axes: tuple[int, int, int]) -> str:
+    return "x".join(str(size) for size in axes)
+
+
+def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: torch.device | str | None = None) -> Explanation:
+    """Say what would run for a layer and an input, or for a problem, and what every algorithm answers.
+
+    Args:
+        layer_or_problem: a transposed-convolution layer (torch's or upfold's), or a `Problem`.
+        input: for a layer, the tensor it would get, of shape (batch, in_channels, spatial...) or without the batch.
+        device: for a problem, where it would run (default: the CPU).
+
+    Returns:
+        An `Explanation`; ``str()`` of it is made to be read.
+
+    Raises:
+        InvalidArgument: the arguments do not fit, or an algorithm asked for by name refuses.
+    """
+    if isinstance(layer_or_problem, Problem):
+        problem, asked = layer_or_problem, current().algorithm
+        where = torch.device("cpu" if device is None else device)
+    else:
+        from .execute import problem_of_layer
+
+        if input is None:
+            raise InvalidArgument("input = None; explaining a layer needs the tensor that it would get; pass explain(layer, input)")
+        problem = problem_of_layer(layer_or_problem, input)
+        asked = getattr(layer_or_problem, "algorithm", None) or current().algorithm
+        where = input.device
+    candidates = []
+    for name, algorithm in REGISTRY.items():
+        refusal = algorithm.reject(problem, where)
+        accepted = None if refusal is not None else _planned(algorithm, problem, where, "")
+        candidates.append(Candidate(name, accepted, refusal))
+    return Explanation(problem, where, plan(problem, where, asked), tuple(candidates))
+
+

@@ -1,0 +1,295 @@
+"""From checked or unchecked tensors to a kernel launch: builds the problem, cached by key, allocates, and runs the plan.
+
+Everything here works on plain tensors below autograd; `ops.py` and the fast path of `functional.py` both end here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import layout
+from .algorithms import REGISTRY, Algorithm, Tensors
+from .dispatch import current, plan, workspace_cap
+from .overlap import check_out
+from .problem import (
+    DTYPE_CODES,
+    Activation,
+    ActivationLike,
+    InvalidArgument,
+    IntOrInts,
+    Operator,
+    Problem,
+    cached_geometry,
+    conv_shape,
+    conv_transpose_shape,
+    conv_transpose_weight_shape,
+    make_problem,
+)
+
+# stride, padding, output_padding, groups, dilation, in torch's order; hashable
+Arguments = tuple[IntOrInts, IntOrInts, IntOrInts, int, IntOrInts]
+_MOST_LAUNCHES = 4096
+_threads = torch.get_num_threads
+_launches: dict[Any, Launch] = {}
+
+
+class Launch:
+    """One planned call: everything about it that does not change from call to call with the same key."""
+
+    __slots__ = ("algorithm", "channels_last", "config", "copies", "empty", "problem", "shape", "workspace_bytes")
+
+    def __init__(
+        self, problem: Problem, device: torch.device, algorithm: str | None, shape: tuple[int, ...], channels_last: bool, copies: bool
+    ) -> None:
+        self.problem = problem
+        self.shape = shape
+        self.channels_last = channels_last
+        self.copies = copies  # whether an operand must be made contiguous first
+        self.empty = problem.batch == 0
+        chosen = plan(problem, device, algorithm)
+        self.algorithm: Algorithm = REGISTRY[chosen.algorithm]
+        self.config = chosen.config
+        self.workspace_bytes = chosen.workspace_bytes
+
+    def run(self, tensors: Tensors) -> None:
+        """Run on tensors that the caller keeps alive."""
+        device = tensors.x.device
+        workspace = None
+        if self.workspace_bytes:
+            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        self.algorithm.run(self.problem, tensors, self.config, workspace, stream)
+
+
+def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+def _environment(t: torch.Tensor) -> Any:
+    """What a plan depends on beside the tensors: settings, and threads or TF32."""
+    return current(), _tf32_allowed(t) if t.is_cuda else _threads()
+
+
+def _tf32_allowed(t: torch.Tensor) -> bool:
+    """Whether torch lets float32 convolutions on a GPU round their operands to TF32."""
+    if t.dtype is not torch.float32:
+        return False
+    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
+    if precision is not None and precision != "none":
+        return bool(precision == "tf32")
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
+def _alignment(*tensors: torch.Tensor | None) -> int:
+    """The largest power of two, at most 16, that divides every address."""
+    addresses = 16
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    return addresses & -addresses
+
+
+def _remember(key: Any, launch: Launch) -> Launch:
+    if len(_launches) >= _MOST_LAUNCHES:
+        _launches.clear()
+    _launches[key] = launch
+    return launch
+
+
+def conv_transpose(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    algorithm: str | None = None,
+    activation: ActivationLike = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run a transposed convolution on batched tensors.
+
+    Args:
+        x: (batch, in_channels, spatial...), any strides.
+        w: (in_channels, out_channels / groups, kernel...), of x's dtype and device.
+        bias: (out_channels,) or None.
+        arguments: stride, padding, output_padding, groups, dilation, as torch takes them, hashable.
+        algorithm: a name, or None for what `use` or the heuristic says.
+        activation: applied with the bias.
+        out: written in place of a fresh tensor.
+
+    Returns:
+        (batch, out_channels, spatial...), in the memory format that torch would choose.
+
+    Raises:
+        InvalidArgument: the arguments do not fit.
+    """
+    key = (
+        _tensor_key(x),
+        _tensor_key(w),
+        None if bias is None else _tensor_key(bias),
+        arguments,
+        algorithm,
+        activation,
+        None if out is None else _tensor_key(out),
+        _environment(x),
+        _alignment(x, w, bias, out) if x.is_cuda else 0,
+    )
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _remember(key, _plan_conv_transpose(x, w, bias, arguments, algorithm, activation, out))
+    if out is None:
+        y = layout.empty_result(launch.shape, x, True) if launch.channels_last else x.new_empty(launch.shape)
+    else:
+        check_out(out, x, w, bias)
+        y = out
+    if launch.empty:
+        return y
+    if launch.copies:
+        x, bias = _readable(x), None if bias is None else bias.contiguous()
+    launch.run(Tensors(x, w, bias, y))
+    return y
+
+
+def _plan_conv_transpose(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    algorithm: str | None,
+    activation: ActivationLike,
+    out: torch.Tensor | None,
+) -> Launch:
+    problem, channels_last = _describe(x, w, bias, arguments, activation, out)
+    copies = not layout.has_dense_rows(x) or (bias is not None and not bias.is_contiguous())
+    shape = (x.shape[0], problem.out_channels, *problem.out_size[3 - problem.spatial_ndim :])
+    return Launch(problem, x.device, algorithm or current().algorithm, shape, channels_last, copies)
+
+
+def _describe(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    activation: ActivationLike,
+    out: torch.Tensor | None = None,
+) -> tuple[Problem, bool]:
+    """Check the operands of a transposed convolution; return its problem and whether a fresh result is channels_last."""
+    geometry = cached_geometry(x.dim() - 2, *arguments)
+    check_operands(input=x, weight=w, bias=bias, out=out)
+    shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
+    parsed = Activation.parse(activation)
+    if parsed.code and x.dtype.is_complex:
+        raise InvalidArgument(f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined")
+    if out is not None and tuple(out.shape) != shape:
+        raise InvalidArgument(f"out.shape = {tuple(out.shape)}; must be {shape}; allocate it with that shape")
+    channels_last = layout.result_is_channels_last(x, w)
+    y = layout.empty_result(shape, x, channels_last, device="meta") if out is None else out
+    surroundings = _surroundings(x, _alignment(x, w, bias, out))
+    problem = make_problem(
+        Operator.CONV_TRANSPOSE, _as_read(x), w, y, geometry, has_bias=bias is not None, activation=parsed, **surroundings
+    )
+    return problem, channels_last
+
+
+def conv(
+    g: torch.Tensor, w: torch.Tensor, in_size: tuple[int, ...], arguments: Arguments, algorithm: str | None = None
+) -> torch.Tensor:
+    """Run the adjoint in x of a transposed convolution: an ordinary convolution of g, (batch, out_channels, spatial...), with w.
+
+    `in_size` is the spatial size of the result; with output padding it cannot be inferred.
+    """
+    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g), _alignment(g, w) if g.is_cuda else 0)
+    launch = _launches.get(key)
+    if launch is None:
+        geometry = cached_geometry(g.dim() - 2, *arguments)
+        check_operands(grad=g, weight=w)
+        shape = conv_shape(g.shape, w.shape, in_size, geometry)
+        channels_last = layout.result_is_channels_last(g, w)
+        x = layout.empty_result(shape, g, channels_last, device="meta")
+        surroundings = _surroundings(g, _alignment(g, w))
+        problem = make_problem(Operator.CONV, x, w, _as_read(g), geometry, **surroundings)
+        copies = not layout.has_dense_rows(g)
+        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, shape, channels_last, copies))
+    x = layout.empty_result(launch.shape, g, launch.channels_last)
+    if launch.empty:
+        return x
+    launch.run(Tensors(x, w, None, _readable(g) if launch.copies else g))
+    return x
+
+
+def conv_transpose_weight(
+    x: torch.Tensor, g: torch.Tensor, kernel_size: tuple[int, ...], arguments: Arguments, algorithm: str | None = None
+) -> torch.Tensor:
+    """Run the adjoint in w of a transposed convolution; the result is (in_channels, out_channels / groups, kernel_size...)."""
+    key = (_tensor_key(x), _tensor_key(g), kernel_size, arguments, algorithm, _environment(g), _alignment(x, g) if g.is_cuda else 0, 1)
+    launch = _launches.get(key)
+    if launch is None:
+        geometry = cached_geometry(len(kernel_size), *arguments)
+        check_operands(input=x, grad=g)
+        shape = conv_transpose_weight_shape(x.shape, g.shape, kernel_size, geometry)
+        w = torch.empty(shape, dtype=x.dtype, device="meta")
+        surroundings = _surroundings(g, _alignment(x, g))
+        problem = make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings)
+        copies = not (layout.has_dense_rows(x) and layout.has_dense_rows(g))
+        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, shape, False, copies))
+    if launch.empty:
+        return x.new_zeros(launch.shape)
+    w = x.new_empty(launch.shape)
+    if launch.copies:
+        x, g = _readable(x), _readable(g)
+    launch.run(Tensors(x, w, None, g))
+    return w
+
+
+def describe(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    activation: ActivationLike = None,
+) -> Problem:
+    """The problem of a transposed convolution of batched tensors, without running it; the arguments are those of `conv_transpose`."""
+    return _describe(x, w, bias, arguments, activation)[0]
+
+
+def problem_of_layer(layer: Any, x: torch.Tensor) -> Problem:
+    """The problem of a transposed-convolution layer for an input, batched or not."""
+    arguments = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+    batched = x if x.dim() == layer.weight.dim() else x.unsqueeze(0)
+    return describe(batched, layer.weight, layer.bias, arguments, getattr(layer, "activation", None))
+
+
+def check_operands(**tensors: torch.Tensor | None) -> None:
+    """Refuse operands that differ in dtype or device, or whose dtype no kernel knows."""
+    (first_name, first), *others = tensors.items()
+    assert first is not None
+    if first.dtype not in DTYPE_CODES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
+        raise InvalidArgument(f"{first_name}.dtype = {first.dtype}; must be one of {known}; convert it with .to()")
+    for name, tensor in others:
+        if tensor is None:
+            continue
+        if tensor.dtype != first.dtype:
+            raise InvalidArgument(f"{name}.dtype = {tensor.dtype} but {first_name} is {first.dtype}; they must match; convert one with .to()")
+        if tensor.device != first.device:
+            raise InvalidArgument(f"{name} is on {tensor.device} but {first_name} is on {first.device}; move one with .to()")
+
+
+def _as_read(t: torch.Tensor) -> torch.Tensor:
+    """A stand-in with the layout in which the kernels will read `t`."""
+    return t if layout.has_dense_rows(t) else torch.empty(t.shape, dtype=t.dtype, device="meta")
+
+
+def _readable(t: torch.Tensor) -> torch.Tensor:
+    return t if layout.has_dense_rows(t) else t.contiguous()
+
+
+def _surroundings(t: torch.Tensor, alignment: int) -> dict[str, Any]:
+    """What a problem holds beside its operands' shapes."""
+    return {
+        "allow_tf32": t.is_cuda and _tf32_allowed(t),
+        "alignment": alignment,
+        "workspace_cap": workspace_cap(t.device),
+        "threads": 1 if t.is_cuda else _threads(),
+    }

@@ -1,0 +1,190 @@
+"""The operators as torch's dispatcher knows them: schemas, kernels, fakes, autocast. The only file that knows the dispatcher.
+
+Each operator exists twice. ``upfold::NAME_raw`` has CPU and CUDA kernels and a fake, and no derivative. ``upfold::NAME`` is composed of it
+by an ``autograd.Function`` (`autograd.py`), so that every one of torch's transforms sees through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import activation as activations
+from . import autograd, columns, execute, layout
+from .columns import BlockArguments
+from .dispatch import decode_algorithm
+from .execute import Arguments
+from .problem import (
+    Activation,
+    block_geometry,
+    conv_shape,
+    conv_transpose_shape,
+    conv_transpose_weight_shape,
+    fold_shape,
+    make_geometry,
+    unfold_shape,
+)
+from .watch import transform_is_active
+
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, int algorithm"
+_BLOCKS = "SymInt[] kernel_size, SymInt[] dilation, SymInt[] padding, SymInt[] stride"
+_SCHEMAS = {
+    "conv_transpose": f"(Tensor x, Tensor w, Tensor? bias, {_GEOMETRY}, int activation) -> Tensor",
+    "conv": f"(Tensor g, Tensor w, SymInt[] in_size, {_GEOMETRY}) -> Tensor",
+    "conv_transpose_weight": f"(Tensor x, Tensor g, SymInt[] kernel_size, {_GEOMETRY}) -> Tensor",
+    "fold": f"(Tensor columns, SymInt[] output_size, {_BLOCKS}) -> Tensor",
+    "unfold": f"(Tensor image, {_BLOCKS}) -> Tensor",
+}
+_AUTOCAST_DEVICES = {"AutocastCPU": "cpu", "AutocastCUDA": "cuda"}
+_library = torch.library.Library("upfold", "DEF")
+
+
+def _arguments(geometry: Sequence[Any]) -> Arguments:
+    """stride, padding, output_padding, dilation, groups of a schema as the arguments of `execute`."""
+    stride, padding, output_padding, dilation, groups = geometry
+    return tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
+
+
+def _block_arguments(blocks: Sequence[Any]) -> BlockArguments:
+    kernel_size, dilation, padding, stride = blocks
+    return tuple(kernel_size), tuple(dilation), tuple(padding), tuple(stride)
+
+
+def _conv_transpose_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    *geometry, algorithm, activation = rest
+    with torch.no_grad():
+        name, decoded = decode_algorithm(algorithm), Activation.decode(activation)
+        return execute.conv_transpose(x, w, bias, _arguments(geometry), name, decoded.as_argument())
+
+
+def _conv_kernel(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> torch.Tensor:
+    *geometry, algorithm = rest
+    with torch.no_grad():
+        return execute.conv(g, w, tuple(in_size), _arguments(geometry), decode_algorithm(algorithm))
+
+
+def _conv_transpose_weight_kernel(x: torch.Tensor, g: torch.Tensor, kernel_size: Sequence[int], *rest: Any) -> torch.Tensor:
+    *geometry, algorithm = rest
+    with torch.no_grad():
+        return execute.conv_transpose_weight(x, g, tuple(kernel_size), _arguments(geometry), decode_algorithm(algorithm))
+
+
+def _fold_kernel(matrix: torch.Tensor, output_size: Sequence[int], *blocks: Any) -> torch.Tensor:
+    return columns.fold(matrix.detach(), tuple(output_size), _block_arguments(blocks))
+
+
+def _unfold_kernel(image: torch.Tensor, *blocks: Any) -> torch.Tensor:
+    return columns.unfold(image.detach(), _block_arguments(blocks))
+
+
+def _conv_transpose_fake(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    execute.check_operands(input=x, weight=w, bias=bias)
+    geometry = make_geometry(x.dim() - 2, *_arguments(rest[:5]))
+    shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
+    return layout.empty_result(shape, x, layout.result_is_channels_last(x, w))
+
+
+def _conv_fake(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> torch.Tensor:
+    execute.check_operands(grad=g, weight=w)
+    shape = conv_shape(g.shape, w.shape, in_size, make_geometry(g.dim() - 2, *_arguments(rest[:5])))
+    return layout.empty_result(shape, g, layout.result_is_channels_last(g, w))
+
+
+def _conv_transpose_weight_fake(x: torch.Tensor, g: torch.Tensor, kernel_size: Sequence[int], *rest: Any) -> torch.Tensor:
+    execute.check_operands(input=x, grad=g)
+    geometry = make_geometry(len(kernel_size), *_arguments(rest[:5]))
+    return x.new_empty(conv_transpose_weight_shape(x.shape, g.shape, kernel_size, geometry))
+
+
+def _fold_fake(matrix: torch.Tensor, output_size: Sequence[int], *blocks: Any) -> torch.Tensor:
+    kernel_size, geometry = block_geometry(len(output_size), *_block_arguments(blocks))
+    return matrix.new_empty(fold_shape(matrix.shape, tuple(output_size), kernel_size, geometry)[0])
+
+
+def _unfold_fake(image: torch.Tensor, *blocks: Any) -> torch.Tensor:
+    kernel_size, geometry = block_geometry(len(blocks[0]), *_block_arguments(blocks))
+    return image.new_empty(unfold_shape(image.shape, kernel_size, geometry)[0])
+
+
+def _conv_transpose_composite(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    *geometry, algorithm, activation = rest
+    function = autograd.ConvTransposeTransformed if transform_is_active() else autograd.ConvTranspose
+    y: torch.Tensor = function.apply(x, w, bias, _arguments(geometry), decode_algorithm(algorithm))
+    return activations.apply(y, Activation.decode(activation))
+
+
+def _conv_composite(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> Any:
+    *geometry, algorithm = rest
+    function = autograd.ConvTransformed if transform_is_active() else autograd.Conv
+    return function.apply(g, w, tuple(in_size), _arguments(geometry), decode_algorithm(algorithm))
+
+
+def _conv_transpose_weight_composite(x: torch.Tensor, g: torch.Tensor, kernel_size: Sequence[int], *rest: Any) -> Any:
+    *geometry, algorithm = rest
+    function = autograd.ConvTransposeWeightTransformed if transform_is_active() else autograd.ConvTransposeWeight
+    return function.apply(x, g, tuple(kernel_size), _arguments(geometry), decode_algorithm(algorithm))
+
+
+def _fold_composite(matrix: torch.Tensor, output_size: Sequence[int], *blocks: Any) -> Any:
+    function = autograd.FoldTransformed if transform_is_active() else autograd.Fold
+    return function.apply(matrix, tuple(output_size), _block_arguments(blocks))
+
+
+def _unfold_composite(image: torch.Tensor, *blocks: Any) -> Any:
+    function = autograd.UnfoldTransformed if transform_is_active() else autograd.Unfold
+    return function.apply(image, _block_arguments(blocks))
+
+
+def _autocast(name: str, key: str, device: str) -> Callable[..., Any]:
+    """A kernel that casts float operands to the autocast type and calls on with autocast off, as torch does for its convolutions."""
+    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def lower(operand: Any) -> Any:
+        if isinstance(operand, torch.Tensor) and operand.device.type == device and operand.is_floating_point():
+            return operand if operand.dtype is torch.float64 else operand.to(_autocast_dtype(device))
+        return operand
+
+    def kernel(*operands: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            return getattr(torch.ops.upfold, name)(*(lower(operand) for operand in operands))
+
+    return kernel
+
+
+def _autocast_dtype(device: str) -> torch.dtype:
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(device)
+    return torch.get_autocast_gpu_dtype() if device == "cuda" else torch.get_autocast_cpu_dtype()
+
+
+def _register_fake(name: str, fake: Callable[..., torch.Tensor]) -> None:
+    register = getattr(torch.library, "register_fake", None)
+    if register is None:
+        _library.impl(name, fake, "Meta")
+    else:
+        register(f"upfold::{name}", fake, lib=_library)
+
+
+def _register() -> None:
+    kernels = {
+        "conv_transpose": (_conv_transpose_kernel, _conv_transpose_fake, _conv_transpose_composite),
+        "conv": (_conv_kernel, _conv_fake, _conv_composite),
+        "conv_transpose_weight": (_conv_transpose_weight_kernel, _conv_transpose_weight_fake, _conv_transpose_weight_composite),
+        "fold": (_fold_kernel, _fold_fake, _fold_composite),
+        "unfold": (_unfold_kernel, _unfold_fake, _unfold_composite),
+    }
+    for name, (kernel, fake, composite) in kernels.items():
+        _library.define(name + _SCHEMAS[name])
+        _library.define(f"{name}_raw{_SCHEMAS[name]}")
+        for key in ("CPU", "CUDA"):
+            _library.impl(f"{name}_raw", kernel, key)
+        _register_fake(f"{name}_raw", fake)
+        _library.impl(name, composite, "CompositeImplicitAutograd")
+        if name not in ("fold", "unfold"):
+            for key, device in _AUTOCAST_DEVICES.items():
+                _library.impl(name, _autocast(name, key, device), key)
+
+
+_register()

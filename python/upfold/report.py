@@ -1,0 +1,153 @@
+"""What `scan`, `replace` and `restore` tell: one row for each layer, as text, as a dictionary or as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of a model.
+
+    Attributes:
+        name: path of the layer in the model, "" for the model itself.
+        aliases: further paths of the same layer, where a model uses it in several places.
+        layer: name of its class in torch.nn, for example "ConvTranspose2d".
+        state: "torch", "upfold", "replaced", "restored" or "left alone".
+        reason: why it was left alone, or None.
+        settings: the layer's own description of its arguments.
+        parameters: number of weights and biases, or None while they are not initialised.
+        calls: how often one run of the model calls it, or None without inputs.
+        input_shapes: distinct shapes that came in, in the order of arrival.
+        output_shapes: the shapes that they became.
+        seconds: time inside the layer in one run of the model.
+        share: `seconds` as a part, 0 to 1, of the whole run.
+        algorithm: what upfold takes for the first input shape.
+        torch_seconds, upfold_seconds: what the calls of one run take with either, where `replace` measured them.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    layer: str
+    state: str
+    reason: str | None = None
+    settings: str = ""
+    parameters: int | None = None
+    calls: int | None = None
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    seconds: float | None = None
+    share: float | None = None
+    algorithm: str | None = None
+    torch_seconds: float | None = None
+    upfold_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of one `scan`, `replace` or `restore`, in the model's order.
+
+    Attributes:
+        action: "scan", "replace" or "restore".
+        rows: one for each transposed convolution, fold and unfold layer of the model.
+        seconds: time of one run of the model, where `scan` was given inputs.
+    """
+
+    action: str
+    rows: tuple[LayerRow, ...]
+    seconds: float | None = None
+
+    def __iter__(self) -> Iterator[LayerRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def changed(self) -> tuple[LayerRow, ...]:
+        """The layers that were replaced or restored."""
+        return tuple(row for row in self.rows if row.state in ("replaced", "restored"))
+
+    @property
+    def left_alone(self) -> tuple[LayerRow, ...]:
+        """The layers that cannot be replaced or were not faster, each with its reason."""
+        return tuple(row for row in self.rows if row.state == "left alone")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def summary(self) -> str:
+        """One sentence on all rows."""
+        count = f"{len(self.rows)} layer{'' if len(self.rows) == 1 else 's'}"
+        kinds = "transposed convolution, fold and unfold layers"
+        if not self.rows:
+            return f"{self.action}: the model has no {kinds}"
+        if self.action != "scan":
+            return f"{self.action}: {len(self.changed)} of {count} {self.action}d"
+        shares = [row.share for row in self.rows if row.share is not None]
+        if self.seconds is None or not shares:
+            return f"scan: {count}"
+        return f"scan: {count}, {sum(shares):.0%} of the model's {_time(self.seconds)}"
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Column titles and cells, leaving out what no row has."""
+        columns = [
+            ("layer", [row.name or "(the model)" for row in self.rows]),
+            ("class", [row.layer for row in self.rows]),
+            ("settings", [row.settings for row in self.rows]),
+            ("parameters", ["" if row.parameters is None else f"{row.parameters:,}" for row in self.rows]),
+            ("input", [", ".join(_shape(shape) for shape in row.input_shapes) for row in self.rows]),
+            ("calls", ["" if row.calls is None else str(row.calls) for row in self.rows]),
+            ("time", [_time(row.seconds) for row in self.rows]),
+            ("share", ["" if row.share is None else f"{row.share:.1%}" for row in self.rows]),
+            ("torch", [_time(row.torch_seconds) for row in self.rows]),
+            ("upfold", [_time(row.upfold_seconds) for row in self.rows]),
+            ("algorithm", [row.algorithm or "" for row in self.rows]),
+            ("state", [row.state + (f": {row.reason}" if row.reason else "") for row in self.rows]),
+        ]
+        kept = [(title, cells) for title, cells in columns if any(cells)]
+        return [title for title, _ in kept], [list(cells) for cells in zip(*(cells for _, cells in kept), strict=True)]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return self.summary()
+        titles, rows = self.table()
+        widths = [max(len(line[column]) for line in (titles, *rows)) for column in range(len(titles))]
+        lines = []
+        for line in (titles, *rows):
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        return "\n".join((*lines, self.summary()))
+
+    def __rich__(self) -> Any:
+        """The same as a table of rich, for ``rich.print(report)``."""
+        from rich.table import Table
+        from rich.text import Text
+
+        if not self.rows:
+            return Text(self.summary())
+        titles, rows = self.table()
+        table = Table(title=self.summary(), title_justify="left")
+        for title in titles:
+            numeric = title in ("parameters", "calls", "time", "share", "torch", "upfold")
+            table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+        for cells in rows:
+            table.add_row(*map(Text, cells))
+        return table
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

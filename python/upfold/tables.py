@@ -1,0 +1,183 @@
+"""Tables of comparisons for a terminal. Needs rich, imported here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .charts import device_text, format_seconds
+from .compare import MATMUL_FOLD, Comparison, Row
+from .timing import geometric_mean
+
+# Wide enough for every table; a terminal's own width is used where there is one.
+_PLAIN_WIDTH = 132
+_LOSS = "red"
+_WIN = "green"
+
+
+def make_console() -> Any:
+    """A rich console that does not squeeze tables when its output goes to a file."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def ratio_text(ratio: float | None) -> str:
+    """A ratio as ``2.31x``, losses in red; ``-`` where there is none."""
+    if ratio is None:
+        return "-"
+    text = f"{ratio:.1f}x" if ratio >= 9.95 else f"{ratio:.2f}x"
+    return f"[{_LOSS}]{text}[/]" if ratio < 1 else f"[{_WIN}]{text}[/]"
+
+
+def error_text(row: Row | None) -> str:
+    """The largest error of a row, in red where it is above the bound."""
+    if row is None or row.error is None:
+        return "-"
+    return f"{row.error:.1e}" if row.correct else f"[{_LOSS}]{row.error:.1e}[/]"
+
+
+def seconds_text(row: Row | None) -> str:
+    """The time of a row, or ``-``."""
+    return "-" if row is None or not row.seconds else format_seconds(row.seconds)
+
+
+def new_table(title: str, *columns: str, left: Iterable[str] = ()) -> Any:
+    """A table in the one style of this package; columns are set to the right but for the first and those in `left`."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for position, column in enumerate(columns):
+        words = position == 0 or column in left
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
+    return table
+
+
+def layer_text(comparison: Comparison) -> str:
+    """Describe a layer as ``256 -> 128, k4 s2 p1``, what is default left out."""
+    p, g, ndim = comparison.problem, comparison.geometry, comparison.geometry.ndim
+
+    def axes(entries: Sequence[int]) -> str:
+        return str(entries[0]) if len(set(entries)) == 1 else "x".join(map(str, entries))
+
+    text = f"{p.in_channels} -> {p.out_channels}, k{axes(p.kernel_size[3 - ndim :])}"
+    for letter, entries, default in (
+        ("s", g.stride, 1),
+        ("p", g.padding, 0),
+        ("op", g.output_padding, 0),
+        ("d", g.dilation, 1),
+    ):
+        if set(entries) != {default}:
+            text += f" {letter}{axes(entries)}"
+    if g.groups > 1:
+        text += " depthwise" if g.groups == p.in_channels == p.out_channels else f" g{g.groups}"
+    return text + (" bias" if p.has_bias else "")
+
+
+def floor_text(comparison: Comparison) -> str:
+    """Say what the floor is made of."""
+    c = comparison.ceilings
+    moved, computed = comparison.problem.bytes / c.bytes_per_second, comparison.problem.flops / c.flops_per_second
+    limit = "memory" if moved > computed else "arithmetic"
+    fixed = "" if c.source == "measured" else f" (fixed for the {c.source})"
+    return (
+        f"floor {format_seconds(comparison.floor_seconds)} by {limit}; ceilings{fixed}: matmul {c.flops_per_second / 1e9:,.0f} GFLOP/s, "
+        f"elementwise {c.bytes_per_second / 1e9:,.0f} GB/s"
+    )
+
+
+def comparison_table(comparison: Comparison) -> Any:
+    """A row for each method: time, GFLOP/s, GB/s, times the floor, times torch, error, and what is to be said."""
+    title = f"{comparison.name}: {layer_text(comparison)}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
+    table = new_table(title, "method", "time", "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", "", left=("",))
+    fastest = min((row.seconds for row in comparison.rows if row.seconds), default=None)
+    for row in comparison.rows:
+        figures = comparison.figures(row)
+        gflops, gbytes, x_floor = figures["gflops"], figures["gbytes_per_second"], figures["x_floor"]
+        name = f"upfold {row.method}" if row.ours else row.method
+        marks = [text for text in ("<- auto" if row.ours and row.method == comparison.auto else "", row.note) if text]
+        table.add_row(
+            f"[bold]{name}[/]" if row.seconds is not None and row.seconds == fastest else name,
+            seconds_text(row),
+            "-" if gflops is None else f"{gflops:,.1f}",
+            "-" if gbytes is None else f"{gbytes:,.1f}",
+            "-" if x_floor is None else f"{x_floor:.2f}x",
+            ratio_text(figures["x_torch"]) if row is not comparison.torch_row else "1.00x" if row.seconds else "-",
+            error_text(row),
+            "; ".join(marks).replace("[", "\\["),
+        )
+    return table
+
+
+def print_comparison(console: Any, comparison: Comparison) -> None:
+    """Print the table of one layer with its legend and its repro line."""
+    console.print(comparison_table(comparison))
+    console.print(floor_text(comparison), style="dim")
+    console.print(
+        f"x torch: how many times faster than torch in the same layout (red: slower). Largest error: max |y - y64| / "
+        f"conv_transpose(|x|, |w|), correct up to {comparison.bound:.1e}.",
+        style="dim",
+    )
+    console.print(f"repro: {comparison.repro}", style="dim", soft_wrap=True)
+
+
+def progress_bar(console: Any) -> Any:
+    """A progress display of one line, gone when its work is done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    return Progress(*columns, console=console, transient=True)
+
+
+def suite_table(
+    title: str, comparisons: Sequence[Comparison], describe: Callable[[Comparison], str] | None = None
+) -> Any:
+    """A row for each layer with the time of each method and what `auto` took; `describe` adds a line below the name."""
+    ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
+    others = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if not row.ours))
+    heads = [{"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold"}.get(method, method) for method in others]
+    table = new_table(title, "layer", "size", *heads, *ours, "auto", "x floor", "x torch", "x best", "error", left=("size", "auto"))
+    for comparison in comparisons:
+        auto = comparison.row(comparison.auto)
+        figures = comparison.figures(auto) if auto is not None else {}
+        x_floor = figures.get("x_floor")
+        worst = max((r for r in comparison.rows if r.ours and r.error is not None), key=lambda r: r.error or 0.0, default=None)
+        table.add_row(
+            comparison.name if describe is None else f"{comparison.name}\n[dim]{describe(comparison)}[/]",
+            comparison.size_text.replace(" (cut", "\n(cut"),
+            *(seconds_text(comparison.row(method)) for method in others),
+            *(_highlight(comparison, method) for method in ours),
+            comparison.auto,
+            "-" if x_floor is None else f"{x_floor:.1f}x",
+            ratio_text(figures.get("x_torch")),
+            ratio_text(figures.get("x_best_peer")),
+            error_text(worst),
+        )
+    return table
+
+
+def _highlight(comparison: Comparison, method: str) -> str:
+    row = comparison.row(method)
+    text = seconds_text(row)
+    if row is not None and row.ours and row.error is not None and not row.correct:
+        return f"[{_LOSS}]WRONG[/]"
+    return f"[bold]{text}[/]" if method == comparison.auto else text
+
+
+def summary_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """Geometric means against torch and against the best peer, with the losses counted, for each algorithm and for `auto`."""
+    lines = []
+    ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
+    for method in [*ours, "auto"]:
+        rows = [(c, c.row(c.auto if method == "auto" else method)) for c in comparisons]
+        against_torch = [r for c, row in rows if (r := c.ratio(row, c.torch_row)) is not None]
+        against_best = [r for c, row in rows if (r := c.ratio(row, c.best_peer)) is not None]
+        if against_torch:
+            lines.append(
+                f"{method:>12}: {geometric_mean(against_torch):.2f}x torch, {geometric_mean(against_best):.2f}x the best peer "
+                f"(geometric means of {len(against_torch)} layers); slower than torch on {sum(r < 1 for r in against_torch)}, "
+                f"than the best peer on {sum(r < 1 for r in against_best)}"
+            )
+    return lines

@@ -1,0 +1,64 @@
+"""Whether anything but plain eager execution would see an operator call.
+
+A call may skip torch's dispatcher only when nobody would notice. This is the one place that decides it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_tracing_state = torch._C._get_tracing_state
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def _two_device_autocast() -> bool:
+    # The form that torch had before it asked for the device type.
+    return bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
+
+
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", _two_device_autocast)
+
+def _never_compiling() -> bool:
+    return False
+
+
+# torch 2.0 has no cheap way to ask; its compiler then traces the eager path.
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", _never_compiling)
+
+
+def transform_is_active() -> bool:
+    """Whether a ``torch.func`` transform (grad, vmap, jvp, functionalize) surrounds the call."""
+    return _functorch_level() is not None
+
+
+def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
+    """Whether the call may skip the dispatcher, gradients aside.
+
+    False under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or forward-mode differentiation, and for
+    tensor subclasses, unusual layouts, and lazy conjugates or negations.
+    """
+    if (
+        _dispatch_modes()
+        or _function_modes()
+        or _functorch_level() is not None
+        or _any_autocast()
+        or _tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    for tensor in tensors:
+        if tensor is not None and (
+            type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg()
+        ):
+            return False
+    return True
+
+
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Whether reverse-mode differentiation will ask for a gradient with respect to one of the tensors."""
+    return _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

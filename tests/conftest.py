@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+try:
+    import hypothesis
+except ImportError:  # the smoke tests run where only pytest is installed
+    hypothesis = None
+
+if hypothesis is not None:
+    common = {"deadline": None, "print_blob": True, "suppress_health_check": list(hypothesis.HealthCheck)}
+    hypothesis.settings.register_profile("ci", max_examples=40, derandomize=True, database=None, **common)
+    hypothesis.settings.register_profile("thorough", max_examples=1000, **common)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where a test's tensors live; tests/gpu overrides it and runs the same functions there."""
+    return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch_state():
+    """A test that changes threads, the default dtype or the grad mode must not reach the next one."""
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)

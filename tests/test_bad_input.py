@@ -1,0 +1,222 @@
+"""Each wrong argument gets one sentence (argument = value; rule; hint) before any work, from functions, layers and fakes alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import ALGORITHMS, ours
+
+import upfold
+from upfold import InvalidArgument
+from upfold.problem import make_geometry
+
+X, W, B = torch.ones(2, 4, 5, 6), torch.ones(4, 3, 3, 3), torch.ones(3)
+
+
+def deconv(x=X, w=W, b=B, **keywords):
+    return upfold.conv_transpose2d(x, w, b, **keywords)
+
+
+# What is called, and what the text must name.
+BAD = {
+    "rank of input": (lambda: deconv(torch.ones(4, 5)), r"input\.shape = \(4, 5\).*4 axes"),
+    "rank of input, too many": (lambda: deconv(torch.ones(1, 1, 4, 5, 6)), r"input\.shape = \(1, 1, 4, 5, 6\)"),
+    "rank of weight": (lambda: deconv(w=torch.ones(4, 3, 3)), r"weight\.shape = \(4, 3, 3\).*4 axes"),
+    "rank of weight in 1-D": (lambda: upfold.conv_transpose1d(torch.ones(1, 4, 5), W), r"weight\.shape.*3 axes"),
+    "rank of bias": (lambda: deconv(b=torch.ones(3, 1)), r"bias\.shape = \(3, 1\); must be \(3,\)"),
+    "channels": (lambda: deconv(w=torch.ones(5, 3, 3, 3)), r"weight\.shape\[0\] = 5 but input has 4 channels; in_channels must match"),
+    "length of bias": (lambda: deconv(b=torch.ones(4)), r"bias\.shape = \(4,\); must be \(3,\)"),
+    "groups that do not divide": (lambda: deconv(groups=3), r"groups = 3; must divide in_channels = 4"),
+    "no groups": (lambda: deconv(groups=0), r"groups = 0; must be at least 1"),
+    "negative groups": (lambda: deconv(groups=-2), r"groups = -2; must be at least 1"),
+    "zero stride": (lambda: deconv(stride=0), r"stride = \(0, 0\); must be at least 1"),
+    "negative stride on one axis": (lambda: deconv(stride=(1, -1)), r"stride = \(1, -1\); must be at least 1"),
+    "zero dilation": (lambda: deconv(dilation=(0, 1)), r"dilation = \(0, 1\); must be at least 1"),
+    "zero kernel": (lambda: deconv(w=torch.ones(4, 3, 0, 3)), r"weight\.shape = \(4, 3, 0, 3\).*at least 1"),
+    "no output channels": (lambda: deconv(w=torch.ones(4, 0, 3, 3), b=None), r"weight\.shape = \(4, 0, 3, 3\).*at least 1"),
+    "empty image": (lambda: deconv(torch.ones(2, 4, 0, 6)), r"input\.shape = \(2, 4, 0, 6\).*at least 1"),
+    "no channels": (lambda: deconv(torch.ones(2, 0, 5, 6), torch.ones(0, 3, 3, 3)), r"at least 1"),
+    "negative padding": (lambda: deconv(padding=-1), r"padding = \(-1, -1\); must be at least 0"),
+    "negative output padding": (lambda: deconv(output_padding=-1), r"output_padding = \(-1, -1\); must be at least 0"),
+    "output padding": (lambda: deconv(stride=2, output_padding=2), r"output_padding = \(2, 2\); must be smaller than stride \(2, 2\) or dilation"),
+    "output padding on one axis": (lambda: deconv(stride=(2, 1), output_padding=(1, 1)), r"output_padding = \(1, 1\); must be smaller"),
+    "no output": (lambda: deconv(padding=4), r"padding = \(4, 4\) gives output size \(-1, 0\).*at least 1"),
+    "length of stride": (lambda: deconv(stride=(1, 2, 3)), r"stride = \(1, 2, 3\); must be an integer or 2 integers; got 3"),
+    "length of padding": (lambda: upfold.conv_transpose1d(torch.ones(1, 4, 5), torch.ones(4, 1, 3), padding=(1, 1)), r"padding = \(1, 1\)"),
+    "dtypes differ": (lambda: deconv(w=W.double()), r"weight\.dtype = torch\.float64.*torch\.float32"),
+    "dtype of bias": (lambda: deconv(b=B.half()), r"bias\.dtype = torch\.float16.*torch\.float32"),
+    "integers": (lambda: deconv(X.long(), W.long(), B.long()), r"dtype = torch\.int64"),
+    "devices differ": (lambda: deconv(w=W.to("meta")), r"weight\.device = meta.*cpu"),
+    "device of bias": (lambda: deconv(b=B.to("meta")), r"bias\.device = meta.*cpu"),
+    "sparse": (lambda: deconv(X.to_sparse()), r"layout"),
+    "unknown algorithm": (lambda: deconv(algorithm="winograd"), r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'direct'"),
+    "unknown algorithm in a block": (lambda: upfold.use(algorithm="winograd").__enter__(), r"algorithm = 'winograd'"),
+    "negative cap": (lambda: upfold.use(workspace_mb=-1).__enter__(), r"workspace_mb = -1; must be positive"),
+    "unknown activation": (lambda: deconv(activation="softmax"), r"activation = 'softmax'; must be None or one of 'relu'"),
+    "activation with a slope": (lambda: deconv(activation=("relu", 0.1)), r"only 'leaky_relu' takes a slope"),
+    "activation of complex": (lambda: deconv(X + 0j, W + 0j, B + 0j, activation="relu"), r"activation = 'relu'.*complex"),
+    "shape of out": (lambda: deconv(out=torch.empty(2, 3, 7, 9)), r"out\.shape = \(2, 3, 7, 9\); must be \(2, 3, 7, 8\)"),
+    "dtype of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8).double()), r"out\.dtype = torch\.float64"),
+    "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out\.device = meta"),
+    "out with gradients": (lambda: deconv(w=W.clone().requires_grad_(), out=torch.empty(2, 3, 7, 8)), r"out.*gradient"),
+    "out that needs a gradient": (lambda: deconv(out=torch.empty(2, 3, 7, 8, requires_grad=True)), r"out.*gradient"),
+    "out that overlaps itself": (lambda: deconv(out=torch.empty(2, 3, 7, 1).expand(2, 3, 7, 8)), r"out.*overlap"),
+    "64-bit overflow": (lambda: deconv(stride=2**61), r"64-bit"),
+    "64-bit overflow of one axis": (lambda: deconv(dilation=2**62), r"64-bit"),
+    "layer's input": (lambda: upfold.ConvTranspose2d(4, 3, 3)(torch.ones(2, 5, 4, 4)), r"weight\.shape\[0\] = 4 but input has 5 channels"),
+}
+
+
+@pytest.mark.parametrize("call, pattern", BAD.values(), ids=list(BAD))
+def test_text(call, pattern):
+    with pytest.raises(InvalidArgument, match=pattern) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, RuntimeError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call, pattern", BAD.values(), ids=list(BAD))
+def test_text_with_gradients(call, pattern, monkeypatch):
+    """The same through autograd: the dispatcher must not wrap or lose the error."""
+    if "out" in pattern or "input.dtype" in pattern:
+        pytest.skip("out= takes no gradients")
+    operands = [tensor.clone().requires_grad_() for tensor in (X, W, B)]
+    monkeypatch.setitem(globals(), "W", operands[1])
+    monkeypatch.setattr(deconv, "__defaults__", tuple(operands))
+    with pytest.raises(InvalidArgument, match=pattern.replace("only 'leaky_relu'", ".*only 'leaky_relu'")):
+        call()
+
+
+def test_wrong_types_are_type_errors():
+    for keywords in ({"stride": 1.5}, {"padding": "same"}, {"dilation": None}, {"output_padding": (1, None)}):
+        with pytest.raises((TypeError, InvalidArgument)):
+            deconv(**keywords)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nothing_is_written_when_refused(algorithm):
+    out = torch.full((2, 3, 7, 8), 7.0)
+    for keywords in ({"padding": 4}, {"groups": 3}, {"stride": 0}, {"b": torch.ones(4)}, {"w": torch.ones(5, 3, 3, 3)}):
+        with pytest.raises(InvalidArgument):
+            deconv(**keywords, algorithm=algorithm, out=out)
+    assert (out == 7).all()
+
+
+OVERLAPS = {
+    "the input itself": lambda x, w, b: (x, w, b, x),
+    "a view of the input": lambda x, w, b: (x[:, :, 1:], w, b, x[:, :, :-1]),
+    "the weight": lambda x, w, b: (x, w, b, w),
+    "the bias": lambda x, w, b: (x, w, b, b.expand(2, 4, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_out_must_not_overlap_an_operand(name):
+    """A stride-1 kernel-1 layer maps shapes to themselves, so only the overlap can be wrong."""
+    x, w, b = torch.ones(2, 4, 6, 5), torch.ones(4, 4, 1, 1), torch.ones(4)
+    if name == "the weight":
+        x = torch.ones(4, 4, 1, 1)
+    x, w, b, out = OVERLAPS[name](x, w, b)
+    if name == "the bias":
+        x = x[:, :, :5]
+    with pytest.raises(InvalidArgument, match=r"out.*overlap"):
+        upfold.conv_transpose2d(x, w, b, out=out)
+    assert (x == 1).all()
+    assert (w == 1).all()
+
+
+def test_out_beside_the_input_in_one_storage_is_taken():
+    """Disjoint parts of one buffer do not overlap."""
+    buffer = torch.ones(2, 2, 4, 6, 5)
+    x, out = buffer[0], buffer[1]
+    assert upfold.conv_transpose2d(x, torch.ones(4, 4, 1, 1), out=out) is out
+    assert (out == 4).all()
+    channels = torch.ones(2, 8, 6, 5)
+    upfold.conv_transpose2d(channels[:, :4], torch.ones(4, 4, 1, 1), out=channels[:, 4:])
+    assert (channels[:, 4:] == 4).all()
+    assert (channels[:, :4] == 1).all()
+
+
+def test_gemm_by_name_needs_its_workspace():
+    """A cap in which not even one piece fits is refused by name, and `auto` goes another way."""
+    x, w = torch.ones(1, 2, 4, 60000), torch.ones(2, 3, 4, 4)
+    with upfold.use(workspace_mb=0.0001):
+        with pytest.raises(InvalidArgument, match=r"algorithm = 'gemm'.*workspace") as caught:
+            upfold.conv_transpose2d(x, w, stride=2, algorithm="gemm")
+        assert "direct" in str(caught.value)
+        y = upfold.conv_transpose2d(x, w, stride=2)
+    assert torch.equal(y, upfold.conv_transpose2d(x, w, stride=2, algorithm="gemm"))
+
+
+def test_bad_environment(monkeypatch):
+    for text in ("many", "0", "-3"):
+        monkeypatch.setenv("UPFOLD_WORKSPACE_MB", text)
+        with pytest.raises(InvalidArgument, match=f"UPFOLD_WORKSPACE_MB = '{text}'; must be a positive number"):
+            deconv()
+
+
+def test_every_refusal_is_listed():
+    """On a device without kernels and with the fallback forbidden, the sentence names each algorithm and its reason."""
+    problem = upfold.explain(upfold.ConvTranspose2d(4, 3, 3), X).problem
+    with upfold.use(fallback=False), pytest.raises(InvalidArgument) as caught:
+        upfold.dispatch.plan(problem, torch.device("mps"))
+    for name in ALGORITHMS:
+        assert name in str(caught.value)
+    for name in ALGORITHMS:
+        with pytest.raises(InvalidArgument, match=f"algorithm = '{name}'; it refuses"):
+            upfold.dispatch.plan(problem, torch.device("mps"), name)
+
+
+def test_fallback_warns_and_says_why():
+    upfold.dispatch._automatic.cache_clear()
+    problem = upfold.explain(upfold.ConvTranspose2d(4, 3, 3), X).problem
+    with upfold.use(fallback=True), pytest.warns(RuntimeWarning, match="torch's own operator"):
+        plan = upfold.dispatch.plan(problem, torch.device("mps"))
+    assert plan.algorithm == "torch"
+    assert "mps" in plan.reason
+
+
+def test_fakes_raise_the_same():
+    """The fake kernel checks what the real one checks, with the same words."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    wrong = (
+        ((2, 5, 5, 6), (4, 3, 3, 3), (3,), {}),
+        ((2, 4, 5, 6), (4, 3, 3, 3), (4,), {}),
+        ((2, 4, 5, 6), (4, 3, 3, 3), (3,), {"padding": 9}),
+        ((2, 4, 5, 6), (4, 3, 3, 3), (3,), {"groups": 3}),
+        ((2, 4, 5, 6), (4, 3, 3, 3), (3,), {"stride": 2, "output_padding": 2}),
+        ((2, 4, 5, 6), (4, 3, 3, 3), (3,), {"algorithm": "winograd"}),
+        ((2, 4, 5), (4, 3, 3), (3,), {}),
+    )
+    for x_shape, w_shape, b_shape, keywords in wrong:
+        with pytest.raises(InvalidArgument) as real:
+            upfold.conv_transpose2d(torch.ones(x_shape), torch.ones(w_shape), torch.ones(b_shape), **keywords)
+        with FakeTensorMode(), pytest.raises(InvalidArgument) as fake:
+            upfold.conv_transpose2d(torch.ones(x_shape), torch.ones(w_shape), torch.ones(b_shape), **keywords)
+        assert str(real.value) == str(fake.value)
+
+
+def test_nothing_leaks():
+    """Refused calls keep no tensor alive."""
+    import gc
+    import weakref
+
+    x = torch.ones(2, 4, 5, 6)
+    alive = weakref.ref(x)
+    geometry = make_geometry(2, 1, 9, 0, 1, 1)
+    with pytest.raises(InvalidArgument):
+        ours((x, W, B), geometry)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_errors_of_the_compiled_module_are_translated():
+    """What C++ refuses arrives as the same class, not as a crash or another exception."""
+    from upfold import native
+
+    assert not hasattr(native.cpu(), "conv_transpose")
+    with pytest.raises((TypeError, InvalidArgument, RuntimeError, ValueError)):
+        native.cpu().direct(None, 0, 0, 0, 0, 0, 1)
