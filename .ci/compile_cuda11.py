@@ -1,6 +1,7 @@
 """Compile the device code of CUDA sources with CUDA 11.7's own compiler, by NVRTC, on a machine without a GPU.
 
-NVRTC sees no host headers: sources keep host code behind `#ifndef __CUDACC_RTC__` and name their kernels by explicit instantiation.
+NVRTC sees no host headers: sources keep host code behind `#ifndef __CUDACC_RTC__` and name their kernels by explicit
+instantiation.
 A real architecture (sm_80, not compute_80) is asked for, so that ptxas reads inline assembly too.
 """
 
@@ -32,7 +33,15 @@ def install(folder: Path) -> None:
     if (folder / "nvidia" / "cuda_nvrtc").is_dir() and (folder / "nvidia" / "cuda_runtime").is_dir():
         return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--target", str(folder), "-c", str(HERE.parent / "constraints.txt"), *PACKAGES]
+    command += [
+        "--only-binary",
+        ":all:",
+        "--target",
+        str(folder),
+        "-c",
+        str(HERE.parent / "constraints.txt"),
+        *PACKAGES,
+    ]
     subprocess.run(command, check=True, timeout=300)
 
 
@@ -54,9 +63,7 @@ class Nvrtc:
         headers = (ctypes.c_char_p * 1)(CSTDINT)
         names = (ctypes.c_char_p * 1)(b"cstdint")
         text = source.read_bytes()
-        status = self.library.nvrtcCreateProgram(
-            ctypes.byref(program), text, str(source).encode(), 1, headers, names
-        )
+        status = self.library.nvrtcCreateProgram(ctypes.byref(program), text, str(source).encode(), 1, headers, names)
         if status != 0:
             return False, f"nvrtcCreateProgram answered {status}"
         options = [

@@ -13,9 +13,18 @@ from pathlib import Path
 
 def compile_one(nvcc: str, source: Path, architecture: str, folder: Path) -> tuple[bool, str]:
     """Return whether a source compiles for an architecture, and a summary of its kernels or the compiler's output."""
-    command = [nvcc, "-std=c++17", "-O3", "--Werror=all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v"]
+    command = [
+        nvcc,
+        "-std=c++17",
+        "-O3",
+        "--Werror=all-warnings",
+        "-Xcompiler",
+        "-Wall,-Wextra,-Werror",
+        "-Xptxas",
+        "-v",
+    ]
     command += [f"-arch={architecture}", "-c", str(source), "-o", str(folder / f"{source.stem}_{architecture}.o")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     if done.returncode != 0:
         return False, output
@@ -24,10 +33,10 @@ def compile_one(nvcc: str, source: Path, architecture: str, folder: Path) -> tup
     shared = [int(found) for found in re.findall(r"(\d+) bytes smem", output)]
     if not registers:
         return False, f"no kernel was compiled\n{output}"
-    spilling = sum(1 for spill in spills if spill)
-    summary = f"{len(registers)} kernels, {min(registers)} to {max(registers)} registers, "
-    summary += f"{spilling} with spills (most {max(spills, default=0)} bytes), shared memory up to {max(shared, default=0)} bytes"
-    return True, summary
+    summary = f"{len(registers)} kernels, {min(registers)} to {max(registers)} registers"
+    summary += f", shared memory up to {max(shared)} bytes" if shared else ""
+    spilling = sorted(spill for spill in spills if spill)
+    return True, summary + (f", {len(spilling)} spill up to {spilling[-1]} bytes" if spilling else ", no spills")
 
 
 def main() -> int:

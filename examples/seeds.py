@@ -309,7 +309,9 @@ def run(task: Any, device: torch.device | str = "cpu", max_gflop: float | None =
 def main() -> None:
     parser = argparse.ArgumentParser(description="The five tasks, torch's layer against upfold's.")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--max-gflop", type=float, help="cut each task down to this (default: 1 on a CPU, whole on a GPU)")
+    parser.add_argument(
+        "--max-gflop", type=float, help="cut each task down to this (default: 1 on a CPU, whole on a GPU)"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each model (default: %(default)s)")
     options = parser.parse_args()
     limit = options.max_gflop
@@ -322,7 +324,9 @@ def main() -> None:
         print(f"  shapes {verdict}: {found.torch_shape} and {found.upfold_shape}")
         print(f"  largest error: torch {found.torch_error:.1e}, upfold {found.upfold_error:.1e}")
         ratio = found.torch_seconds / found.upfold_seconds
-        print(f"  time: torch {found.torch_seconds * 1e3:.3f} ms, upfold {found.upfold_seconds * 1e3:.3f} ms ({ratio:.2f}x torch)")
+        print(
+            f"  time: torch {found.torch_seconds * 1e3:.3f} ms, upfold {found.upfold_seconds * 1e3:.3f} ms ({ratio:.2f}x torch)"
+        )
 
 
 if __name__ == "__main__":

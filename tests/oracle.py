@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import upfold
 from upfold.cases import Case, sparse_integers
 from upfold.dispatch import explain
-from upfold.ops import describe
+from upfold.execute import describe
 from upfold.problem import Geometry, cached_geometry
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -44,7 +44,7 @@ def grid(
 
 def refusal(algorithm: str, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, geometry: Geometry) -> str | None:
     """Why the algorithm does not take these operands, in its own words, or None."""
-    problem = describe(x, w, b, geometry)
+    problem = describe(x, w, b, tuple(geometry_arguments(geometry).values()))
     for candidate in explain(problem, device=x.device).candidates:
         if candidate.algorithm == algorithm:
             return candidate.refusal
@@ -127,7 +127,7 @@ def loop_conv_transpose(operands: Operands, geometry: Geometry) -> torch.Tensor:
     x, w, b = operands
     groups, ndim = geometry.groups, geometry.ndim
     in_size, kernel_size = x.shape[2:], w.shape[2:]
-    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(in_size))
     weights = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel_size)
     canvas = x.new_zeros(x.shape[0], groups, w.shape[1], *_canvas_size(in_size, kernel_size, geometry))
     for tap in taps(kernel_size):
@@ -158,8 +158,8 @@ def loop_conv_transpose_weight(
     canvas = g.new_zeros(
         g.shape[0], groups, g.shape[1] // groups, *_canvas_size(in_size, kernel_size, geometry)
     )
-    _crop(canvas, geometry).copy_(g.reshape(g.shape[0], groups, -1, *g.shape[2:]))
-    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    _crop(canvas, geometry).copy_(g.reshape(g.shape[0], groups, g.shape[1] // groups, *g.shape[2:]))
+    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(in_size))
     w = x.new_zeros(groups, x.shape[1] // groups, g.shape[1] // groups, *kernel_size)
     for tap in taps(kernel_size):
         read = canvas[(..., *_canvas_slice(tap, in_size, geometry))].flatten(3)
@@ -182,7 +182,8 @@ def blocks_of(size: Sequence[int], kernel_size: Sequence[int], geometry: Geometr
 def loop_fold(columns: torch.Tensor, size: Sequence[int], kernel_size: Sequence[int], geometry: Geometry) -> torch.Tensor:
     """Sum (batch, channels * taps, blocks) columns into (batch, channels, size...), tap by tap."""
     blocks = blocks_of(size, kernel_size, geometry)
-    columns = columns.reshape(columns.shape[0], -1, *kernel_size, *blocks)
+    channels = columns.shape[1] // math.prod(kernel_size)
+    columns = columns.reshape(columns.shape[0], channels, *kernel_size, *blocks)
     canvas = columns.new_zeros(
         *columns.shape[:2], *(n + 2 * p for n, p in zip(size, geometry.padding, strict=True))
     )

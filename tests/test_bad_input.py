@@ -46,9 +46,8 @@ BAD = {
     "dtypes differ": (lambda: deconv(w=W.double()), r"weight\.dtype = torch\.float64.*torch\.float32"),
     "dtype of bias": (lambda: deconv(b=B.half()), r"bias\.dtype = torch\.float16.*torch\.float32"),
     "integers": (lambda: deconv(X.long(), W.long(), B.long()), r"dtype = torch\.int64"),
-    "devices differ": (lambda: deconv(w=W.to("meta")), r"weight\.device = meta.*cpu"),
-    "device of bias": (lambda: deconv(b=B.to("meta")), r"bias\.device = meta.*cpu"),
-    "sparse": (lambda: deconv(X.to_sparse()), r"layout"),
+    "devices differ": (lambda: deconv(w=W.to("meta")), r"weight is on meta but input is on cpu"),
+    "device of bias": (lambda: deconv(b=B.to("meta")), r"bias is on meta but input is on cpu"),
     "unknown algorithm": (lambda: deconv(algorithm="winograd"), r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'direct'"),
     "unknown algorithm in a block": (lambda: upfold.use(algorithm="winograd").__enter__(), r"algorithm = 'winograd'"),
     "negative cap": (lambda: upfold.use(workspace_mb=-1).__enter__(), r"workspace_mb = -1; must be positive"),
@@ -57,10 +56,10 @@ BAD = {
     "activation of complex": (lambda: deconv(X + 0j, W + 0j, B + 0j, activation="relu"), r"activation = 'relu'.*complex"),
     "shape of out": (lambda: deconv(out=torch.empty(2, 3, 7, 9)), r"out\.shape = \(2, 3, 7, 9\); must be \(2, 3, 7, 8\)"),
     "dtype of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8).double()), r"out\.dtype = torch\.float64"),
-    "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out\.device = meta"),
+    "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out is on meta but input is on cpu"),
     "out with gradients": (lambda: deconv(w=W.clone().requires_grad_(), out=torch.empty(2, 3, 7, 8)), r"out.*gradient"),
     "out that needs a gradient": (lambda: deconv(out=torch.empty(2, 3, 7, 8, requires_grad=True)), r"out.*gradient"),
-    "out that overlaps itself": (lambda: deconv(out=torch.empty(2, 3, 7, 1).expand(2, 3, 7, 8)), r"out.*overlap"),
+    "out that overlaps itself": (lambda: deconv(out=torch.empty(2, 3, 7, 1).expand(2, 3, 7, 8)), r"out has strides .*must not share memory"),
     "64-bit overflow": (lambda: deconv(stride=2**61), r"64-bit"),
     "64-bit overflow of one axis": (lambda: deconv(dilation=2**62), r"64-bit"),
     "layer's input": (lambda: upfold.ConvTranspose2d(4, 3, 3)(torch.ones(2, 5, 4, 4)), r"weight\.shape\[0\] = 4 but input has 5 channels"),
@@ -107,7 +106,7 @@ OVERLAPS = {
     "the input itself": lambda x, w, b: (x, w, b, x),
     "a view of the input": lambda x, w, b: (x[:, :, 1:], w, b, x[:, :, :-1]),
     "the weight": lambda x, w, b: (x, w, b, w),
-    "the bias": lambda x, w, b: (x, w, b, b.expand(2, 4, 5, 5)),
+    "the bias": lambda x, w, b: (x, w, (out := torch.ones_like(x)).view(-1)[7:11], out),
 }
 
 
@@ -118,8 +117,6 @@ def test_out_must_not_overlap_an_operand(name):
     if name == "the weight":
         x = torch.ones(4, 4, 1, 1)
     x, w, b, out = OVERLAPS[name](x, w, b)
-    if name == "the bias":
-        x = x[:, :, :5]
     with pytest.raises(InvalidArgument, match=r"out.*overlap"):
         upfold.conv_transpose2d(x, w, b, out=out)
     assert (x == 1).all()
@@ -150,10 +147,11 @@ def test_gemm_by_name_needs_its_workspace():
 
 
 def test_bad_environment(monkeypatch):
-    for text in ("many", "0", "-3"):
+    for height, text in enumerate(("many", "0", "-3"), 101):
         monkeypatch.setenv("UPFOLD_WORKSPACE_MB", text)
+        # A plan is made once for a shape: each turn takes another.
         with pytest.raises(InvalidArgument, match=f"UPFOLD_WORKSPACE_MB = '{text}'; must be a positive number"):
-            deconv()
+            deconv(torch.ones(1, 4, height, 3))
 
 
 def test_every_refusal_is_listed():
@@ -196,6 +194,16 @@ def test_fakes_raise_the_same():
         with FakeTensorMode(), pytest.raises(InvalidArgument) as fake:
             upfold.conv_transpose2d(torch.ones(x_shape), torch.ones(w_shape), torch.ones(b_shape), **keywords)
         assert str(real.value) == str(fake.value)
+
+
+def test_writing_out_is_noticed_by_autograd():
+    """A tensor that a graph has saved and `out=` overwrites makes the backward fail, as after any operation in place."""
+    parameter = torch.ones(2, 3, 7, 8, requires_grad=True)
+    saved = torch.ones(2, 3, 7, 8)
+    product = parameter * saved
+    deconv(out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 def test_nothing_leaks():

@@ -72,7 +72,7 @@ def test_reference_accepts_torch_and_finds_one_wrong_tap(dtype):
     case = cases.find("k4s2p1")
     x, w, b = case.tensors(dtype, bias=True)
     truth = reference(x, w, b, case.geometry)
-    wide = (torch.complex128 if dtype.is_complex else torch.float64)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
     y = F.conv_transpose2d(x.to(wide), w.to(wide), b.to(wide), **case.arguments())
     assert truth.error(y.to(dtype)) <= truth.bound
     wrong = w.clone()
@@ -95,7 +95,9 @@ def test_reference_sees_a_value_where_no_tap_reaches():
 
 def test_rounding_to_tf32():
     step = 2.0**-10
-    values = torch.tensor([1.0, 1 + step, 1 + 0.4 * step, 1 + 0.6 * step, 1 + 0.5 * step, 1 + 1.5 * step, -(1 + 0.6 * step), 0.0])
+    values = torch.tensor(
+        [1.0, 1 + step, 1 + 0.4 * step, 1 + 0.6 * step, 1 + 0.5 * step, 1 + 1.5 * step, -(1 + 0.6 * step), 0.0]
+    )
     want = torch.tensor([1.0, 1 + step, 1.0, 1 + step, 1.0, 1 + 2 * step, -(1 + step), 0.0])
     assert torch.equal(round_to_tf32(values), want)
 
@@ -144,7 +146,16 @@ def comparison_with(times):
     problem = compare.describe(x, w, b, case.geometry)
     ceilings = floor.Ceilings(1e9, 1e9, 1e9, 1e9, "measured")
     result = compare.Comparison(
-        "k2s2", "n2 5x6", "upfold compare", problem, case.geometry, torch.device("cpu"), "contiguous", ceilings, 1e-6, "gemm"
+        "k2s2",
+        "n2 5x6",
+        "upfold compare",
+        problem,
+        case.geometry,
+        torch.device("cpu"),
+        "contiguous",
+        ceilings,
+        1e-6,
+        "gemm",
     )
     for method, seconds in times.items():
         result.rows.append(compare.Row(method, method in ("gemm", "direct"), "contiguous", 1e-8, True, seconds))

@@ -75,19 +75,46 @@ def test_installed_as_a_module(tmp_path):
 def test_compare_prints_every_method(capsys):
     status, out, _ = run(capsys, "compare", *TINY)
     assert status == 0
-    for word in ("upfold gemm", "upfold direct", "torch channels_last", "matmul + F.fold", "GFLOP/s", "GB/s", "x floor", "<- auto"):
+    for word in (
+        "upfold gemm",
+        "upfold direct",
+        "torch channels_last",
+        "matmul + F.fold",
+        "GFLOP/s",
+        "GB/s",
+        "x floor",
+        "<- auto",
+    ):
         assert word in out
-    assert "repro: upfold compare --in 4 --out 3 --kernel 4 --stride 2 --padding 1 --size 5 6 --batch 2 --dtype float32" in out
+    assert (
+        "repro: upfold compare --in 4 --out 3 --kernel 4 --stride 2 --padding 1 --size 5 6 --batch 2 --dtype float32"
+        in out
+    )
 
 
 def test_repro_line_repeats_the_comparison(capsys, tmp_path):
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    words = "--in 4 --out 6 --kernel 3 1 --stride 2 1 --padding 1 0 --dilation 1 2 --output-padding 1 0 --groups 2".split()
+    words = (
+        "--in 4 --out 6 --kernel 3 1 --stride 2 1 --padding 1 0 --dilation 1 2 --output-padding 1 0 --groups 2".split()
+    )
     words += "--size 5 4 --batch 2 --dtype float64 --bias --layout channels_last --seconds 0.002".split()
     assert run(capsys, "compare", *words, "--json", first)[0] == 0
     repro = shlex.split(json.loads(first.read_text())["comparison"]["repro"])
     assert run(capsys, *repro[1:], "--seconds", "0.002", "--json", second)[0] == 0
-    kept = ("in_channels", "kernel_size", "stride", "padding", "output_padding", "dilation", "groups", "bias", "dtype", "layout", "gflop", "repro")
+    kept = (
+        "in_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "output_padding",
+        "dilation",
+        "groups",
+        "bias",
+        "dtype",
+        "layout",
+        "gflop",
+        "repro",
+    )
     one, two = (json.loads(path.read_text())["comparison"] for path in (first, second))
     assert {key: one[key] for key in kept} == {key: two[key] for key in kept}
 
@@ -201,12 +228,19 @@ def test_cuda_without_a_gpu_says_why(capsys):
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("module", "words"), [("rich", ["compare", *TINY]), ("matplotlib", ["demo"]), ("rich", ["bench"])])
+@pytest.mark.parametrize(
+    ("module", "words"), [("rich", ["compare", *TINY]), ("matplotlib", ["demo"]), ("rich", ["bench"])]
+)
 def test_a_missing_extra_is_named(tmp_path, module, words):
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        [sys.executable, "-m", "upfold.cli", *words], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100
+        [sys.executable, "-m", "upfold.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=100,
     )
     assert done.returncode == 2
     assert done.stderr.strip() == f"upfold {words[0]}: {module} is not installed; pip install 'upfold[cli]' brings it"

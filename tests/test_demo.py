@@ -60,7 +60,13 @@ def test_one_wrong_weight_is_seen(photo, name):
 def test_layers_are_of_all_the_usual_kinds():
     layers = [decoder.Decoder().get_submodule(name) for name in decoder.steps()]
     kinds = {(m.kernel_size[0], m.stride[0], m.padding[0], m.output_padding[0], m.groups > 1) for m in layers}
-    assert kinds == {(2, 2, 0, 0, False), (4, 2, 1, 0, False), (4, 2, 1, 0, True), (3, 2, 1, 1, False), (16, 8, 4, 0, False)}
+    assert kinds == {
+        (2, 2, 0, 0, False),
+        (4, 2, 1, 0, False),
+        (4, 2, 1, 0, True),
+        (3, 2, 1, 1, False),
+        (16, 8, 4, 0, False),
+    }
 
 
 def test_enlarger_takes_a_picture(photo):

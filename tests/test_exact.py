@@ -26,9 +26,9 @@ from oracle import (
 import upfold
 from upfold import cases
 
-FULL_DTYPE = torch.float32
-# Billions of operations of a CPU case: the working dtype at the size that the plan names, the others at a tenth.
-LIMITS = dict.fromkeys(DTYPES, 0.02) | {FULL_DTYPE: 0.2}
+# Billions of operations of a case on the CPU: enough for several tiles and a remainder on every axis.
+LIMITS = {dtype: 0.003 if dtype.is_complex else 0.01 for dtype in DTYPES} | {torch.float32: 0.05}
+BACKWARD_LIMITS = {dtype: limit / 3 for dtype, limit in LIMITS.items()}
 
 
 @lru_cache(maxsize=2)
@@ -68,7 +68,7 @@ def _backward_case(case, is_complex):
 
 @grid(cases.CASES, DTYPES)
 def test_gradients(algorithm, case, dtype, device):
-    case = case.scaled(0.02 if dtype == FULL_DTYPE else 0.005)
+    case = case.scaled(BACKWARD_LIMITS[dtype])
     operands, grad, want = _backward_case(case, dtype.is_complex)
     leaves = tuple(_cast(tensor, dtype, device).requires_grad_() for tensor in operands)
     skip_if_refused(algorithm, leaves, case.geometry)

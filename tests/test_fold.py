@@ -190,12 +190,12 @@ BAD = {
     "stride": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5), 3, stride=0), r"stride = "),
     "dilation": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5), 3, dilation=0), r"dilation = "),
     "padding": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5), 3, padding=-1), r"padding = "),
-    "window": (lambda: upfold.unfold(torch.ones(1, 1, 2, 2), 3), r"kernel_size = .*input"),
+    "window": (lambda: upfold.unfold(torch.ones(1, 1, 2, 2), 3), r"kernel_size = \(3, 3\).*at least one"),
     "channels": (lambda: upfold.fold(torch.ones(1, 5, 4), (4, 4), 2, stride=2), r"5.*4"),
     "blocks": (lambda: upfold.fold(torch.ones(1, 4, 5), (4, 4), 2, stride=2), r"5.*4"),
-    "output size": (lambda: upfold.fold(torch.ones(1, 4, 4), (1, 1), 2), r"output_size = "),
+    "output size": (lambda: upfold.fold(torch.ones(1, 4, 4), (1, 1), 2), r"gives \(0, 0\) blocks in size \(1, 1\)"),
     "axes": (lambda: upfold.fold(torch.ones(1, 4, 4), (4, 4), (2, 2, 2)), r"kernel_size = "),
-    "four axes": (lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)), r"kernel_size = "),
+    "four axes": (lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)), r"\(1, 1, 1, 1\).*4 axes"),
     "dtype": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5, dtype=torch.int64), 3), r"int64"),
 }
 

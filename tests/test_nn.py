@@ -23,7 +23,7 @@ NDIMS = pytest.mark.parametrize("ndim", LAYERS)
 ARGUMENTS = {
     "kernel": ((3,), {}),
     "positional": ((4, 2, 1), {}),
-    "everything": ((3, 2, 1, 1, 2, False, 1), {}),
+    "everything": ((3, 2, 1, 1, 3, False, 1), {}),
     "keywords": ((), {"kernel_size": 3, "stride": 3, "padding": 2, "output_padding": 2, "groups": 3, "dilation": 2}),
     "no bias": ((2,), {"stride": 2, "bias": False}),
     "double": ((2,), {"stride": 2, "dtype": torch.float64}),

@@ -13,7 +13,11 @@ from upfold import cli
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").is_file() else ""
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-BLOCKS = [(language, body, TEXT[: start.start()].count("\n") + 1) for start in BLOCK.finditer(TEXT) for language, body in [start.groups()]]
+BLOCKS = [
+    (language, body, TEXT[: start.start()].count("\n") + 1)
+    for start in BLOCK.finditer(TEXT)
+    for language, body in [start.groups()]
+]
 PYTHON = [(body, line) for language, body, line in BLOCKS if language in ("python", "py")]
 
 

@@ -66,6 +66,14 @@ def test_only_faster_counts_calls_and_reads_output_size(monkeypatch):
     assert sizes == [(1, 2, 6, 6)] * 2 + [(1, 8, 25)] * 2 + [(1, 2, 6, 6)] * 2
 
 
+def test_only_faster_leaves_what_upfold_refuses():
+    model, x = decoder()
+    with upfold.use(workspace_mb=1e-5):
+        report = upfold.replace(model, only_faster=x, algorithm="gemm")
+    assert states(report) == {"up": "left alone", "rest.2": "left alone"}
+    assert "upfold refuses what reaches it: algorithm = 'gemm'" in report.rows[0].reason
+
+
 def test_only_faster_really_measures():
     model, x = decoder()
     report = upfold.replace(model, only_faster=(x,))
@@ -110,6 +118,15 @@ def test_scan_without_inputs_or_layers():
             function("decoder")
     with pytest.raises(InvalidArgument, match="inputs = int"):
         upfold.replace(model, only_faster=3)
+
+
+def test_scan_runs_models_with_layers_that_it_cannot_watch():
+    model = nn.Sequential(torch.jit.script(nn.ConvTranspose2d(3, 4, 2)), nn.LazyConvTranspose2d(5, 2, 2))
+    scripted, lazy = upfold.scan(model, torch.randn(1, 3, 4, 4))
+    assert (scripted.layer, scripted.state, scripted.calls) == ("ConvTranspose2d", "left alone", None)
+    assert (lazy.state, lazy.parameters, lazy.calls) == ("torch", 4 * 5 * 4 + 5, 1)
+    assert model.training
+    assert model[0].training
 
 
 def test_scan_cleans_up_after_a_failing_model():

@@ -45,8 +45,17 @@ def test_signatures_are_the_same(task):
     assert model.conv_transpose2d.bias is None
     case = upfold.cases.find(task.case)
     layer = model.conv_transpose2d
-    assert (layer.in_channels, layer.out_channels, layer.kernel_size) == (case.in_channels, case.out_channels, case.kernel_size)
-    assert (layer.stride, layer.padding, layer.dilation, layer.groups) == (case.stride, case.padding, case.dilation, case.groups)
+    assert (layer.in_channels, layer.out_channels, layer.kernel_size) == (
+        case.in_channels,
+        case.out_channels,
+        case.kernel_size,
+    )
+    assert (layer.stride, layer.padding, layer.dilation, layer.groups) == (
+        case.stride,
+        case.padding,
+        case.dilation,
+        case.groups,
+    )
 
 
 def test_full_shapes():
@@ -57,7 +66,10 @@ def test_full_shapes():
 
 def test_program_prints_each_task():
     done = subprocess.run(
-        [sys.executable, str(PATH), "--max-gflop", "0.005", "--seconds", "0.002"], capture_output=True, text=True, timeout=100
+        [sys.executable, str(PATH), "--max-gflop", "0.005", "--seconds", "0.002"],
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("shapes equal") == 5

@@ -110,7 +110,7 @@ class ColumnsToImage {
       for (std::int64_t c = oc; c < oc_end; ++c) {
         sum_row(n, c, od, oh, sums);
         const Epilogue<Sum> epilogue{bias_ ? widen(bias_[c]) : Sum{}, p_.activation, p_.activation_slope};
-        write_row(layout_, groups_, epilogue, sums, staged, dense_ ? out : rows + (c - oc) * out_pitch);
+        write_row(layout_, groups_, epilogue, sums, layout_.pitch, staged, dense_ ? out : rows + (c - oc) * out_pitch);
       }
       if (!dense_) scatter_rows(rows, out_pitch, oc_end - oc, length(b_.out_w), out, p_.y.c, p_.y.w);
     }
@@ -243,29 +243,19 @@ class ImageToColumns {
   }
 
   // Splits a dense row of y into its phases.
-  void split_phases(const T* row, T* phases) const {
-    const std::int64_t s = layout_.stride, pad = layout_.pad;
-    if (!layout_.all_phases) {
-      for (std::int64_t g = 0; g < group_count_; ++g) {
-        for (std::int64_t q = 0; q < layout_.count_q; ++q) {
-          const std::int64_t o = (layout_.first_q + q) * s + groups_[g].phase - pad;
-          if (o >= 0 && o < w_.out) phases[g * layout_.pitch + q] = row[o];
-        }
+  void split_row(const T* row, T* phases) const {
+    if (layout_.all_phases) return split_phases(layout_, row, phases);
+    for (std::int64_t g = 0; g < group_count_; ++g) {
+      for (std::int64_t q = 0; q < layout_.count_q; ++q) {
+        const std::int64_t o = (layout_.first_q + q) * layout_.stride + groups_[g].phase - layout_.pad;
+        if (o >= 0 && o < w_.out) phases[g * layout_.pitch + q] = row[o];
       }
-      return;
     }
-    const std::int64_t t_end = w_.out + pad;
-    const std::int64_t whole_begin = (pad + s - 1) / s, whole_end = larger(t_end / s, whole_begin);
-    const auto single = [&](std::int64_t t) { phases[t % s * layout_.pitch + t / s - layout_.first_q] = row[t - pad]; };
-    for (std::int64_t t = pad; t < smaller(whole_begin * s, t_end); ++t) single(t);
-    deinterleave_any(s, row + whole_begin * s - pad, layout_.pitch, whole_end - whole_begin,
-                     phases + whole_begin - layout_.first_q);
-    for (std::int64_t t = whole_end * s; t < t_end; ++t) single(t);
   }
 
   // Writes the column rows of the taps kw for one dense row of y.
   void fill_taps(const T* row, T* phases, C* out) const {
-    if (w_.stride > 1) split_phases(row, phases);
+    if (w_.stride > 1) split_row(row, phases);
     for (std::int64_t g = 0; g < group_count_; ++g) {
       const PhaseGroup& group = groups_[g];
       // The q of this phase that lie inside y.

@@ -1,16 +1,29 @@
-// The direct method.
+// The direct method: which of its kernels runs.
 #include <type_traits>
 
+#include "correlate.h"
+#include "correlate_weight.h"
 #include "isa.h"
-#include "number.h"
 #include "strict.h"
 
 namespace upfold::cpu::UPFOLD_ISA {
 
-std::int64_t direct_workspace_bytes(const Problem&, int) { return 0; }
+std::int64_t direct_workspace_bytes(const Problem& p, int) {
+  std::int64_t bytes = 0;
+  with_element_type(p.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    bytes = p.op == Operator::kConvTransposeWeight ? correlate_weight_workspace_bytes<T>(p) : correlate_workspace_bytes<T>(p);
+  });
+  return bytes;
+}
 
 void direct(const Problem& p, const Operands& operands, int threads) {
-  with_element_type(p.dtype, [&](auto* element) { strict_direct<std::remove_pointer_t<decltype(element)>>(p, operands, threads); });
+  if (p.batch == 0 && p.op != Operator::kConvTransposeWeight) return;
+  with_element_type(p.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    if (p.op == Operator::kConvTransposeWeight) return correlate_weight<T>(p, operands, threads);
+    if (!correlate_direct<T>(p, operands, threads)) strict_direct<T>(p, operands, threads);
+  });
 }
 
 }  // namespace upfold::cpu::UPFOLD_ISA

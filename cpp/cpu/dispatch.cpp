@@ -4,6 +4,7 @@
 
 #include "../error.h"
 #include "isa.h"
+#include "pages.h"
 
 #if defined(_MSC_VER) && defined(_M_X64)
 #include <immintrin.h>
@@ -126,12 +127,14 @@ void col2im(const Problem& p, const ColumnBlock& block, Dtype column_dtype, cons
             int threads) {
   check(p, block, column_dtype);
   if (length(block.out_w) == 0) return;
+  advise_large_pages(y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
   UPFOLD_CALL(col2im, p, block, column_dtype, columns, bias, y, threads);
 }
 
 void im2col(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns, int threads) {
   check(p, block, column_dtype);
   if (length(block.in_w) == 0) return;
+  advise_large_pages(columns, {length(block.n), 1, 1, 1, block.sample_stride}, {block.sample_stride, 0, 0, 0, 1}, column_dtype);
   UPFOLD_CALL(im2col, p, block, column_dtype, y, columns, threads);
 }
 
@@ -142,6 +145,11 @@ std::int64_t direct_workspace_bytes(const Problem& p, int threads) {
 
 void direct(const Problem& p, const Operands& operands, int threads) {
   check(p);
+  if (p.op == Operator::kConvTranspose) {
+    advise_large_pages(operands.y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
+  } else if (p.op == Operator::kConv) {
+    advise_large_pages(operands.x, {p.batch, p.in_channels, p.in_d, p.in_h, p.in_w}, p.x, p.dtype);
+  }
   UPFOLD_CALL(direct, p, operands, threads);
 }
 

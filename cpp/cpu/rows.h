@@ -4,6 +4,8 @@
 // to q = i + shift. A phase row holds q in [first_q, first_q + count_q).
 #pragma once
 
+#include <type_traits>
+
 #include "activation.h"
 #include "number.h"
 
@@ -38,7 +40,7 @@ struct PhaseGroup {
   std::int64_t phase, first, count, tap_step, shift, in_step;
 };
 
-// All non-empty phases of an axis, at most min(stride, kernel) of them.
+// All non-empty phases of an axis, at most min(stride, kernel) of them, in the order of their first taps.
 UPFOLD_INLINE std::int64_t phase_group_limit(const Axis& a) { return smaller(a.stride, a.kernel); }
 static std::int64_t list_phase_groups(const Axis& a, const Table<PhaseGroup>& groups) {
   const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation);
@@ -59,50 +61,58 @@ struct RowLayout {
   std::int64_t first_q, count_q;
   std::int64_t rows, pitch;  // phase rows held, elements from one to the next
   bool all_phases;           // row r holds phase r; otherwise row r holds groups[r].phase
+  // The outputs in order: `head` of them in the first q, from phase head_phase on; then `whole` complete q; then `tail` of them.
+  std::int64_t head_phase, head, whole, tail;
 };
 
 UPFOLD_INLINE RowLayout row_layout(const Axis& a, std::int64_t begin, std::int64_t end, std::int64_t group_count) {
-  RowLayout layout{a.stride, a.pad, begin, end, (begin + a.pad) / a.stride, 0, 0, 0, a.stride <= kInterleavedStride};
+  RowLayout layout{a.stride, a.pad, begin, end, (begin + a.pad) / a.stride, 0, 0, 0, a.stride <= kInterleavedStride, 0, 0, 0, 0};
   layout.count_q = (end - 1 + a.pad) / a.stride + 1 - layout.first_q;
   layout.rows = layout.all_phases ? a.stride : group_count;
   layout.pitch = round_up(layout.count_q, 16);
+  layout.head_phase = begin + a.pad - layout.first_q * a.stride;
+  layout.head = layout.head_phase == 0 ? 0 : smaller(a.stride - layout.head_phase, end - begin);
+  layout.whole = (end - begin - layout.head) / a.stride;
+  layout.tail = end - begin - layout.head - layout.whole * a.stride;
   return layout;
 }
 
-template <int S, typename T>
-static void interleave(const T* UPFOLD_RESTRICT rows, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT out) {
+// out[q * S + r] = f(rows[r * pitch + q]).
+template <int S, typename T, typename In, typename F>
+UPFOLD_INLINE void interleave(const In* UPFOLD_RESTRICT rows, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT out,
+                              const F& f) {
   for (std::int64_t q = 0; q < count; ++q) {
-    for (int r = 0; r < S; ++r) out[q * S + r] = rows[r * pitch + q];
+    for (int r = 0; r < S; ++r) out[q * S + r] = f(rows[r * pitch + q]);
   }
 }
 
 template <int S, typename T>
-static void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT rows) {
+UPFOLD_INLINE void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT rows) {
   for (std::int64_t q = 0; q < count; ++q) {
     for (int r = 0; r < S; ++r) rows[r * pitch + q] = in[q * S + r];
   }
 }
 
-template <typename T>
-static void interleave_any(std::int64_t stride, const T* rows, std::int64_t pitch, std::int64_t count, T* out) {
+template <typename T, typename In, typename F>
+UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int64_t pitch, std::int64_t count, T* out, const F& f) {
   switch (stride) {
     case 2:
-      return interleave<2>(rows, pitch, count, out);
+      return interleave<2>(rows, pitch, count, out, f);
     case 3:
-      return interleave<3>(rows, pitch, count, out);
+      return interleave<3>(rows, pitch, count, out, f);
     case 4:
-      return interleave<4>(rows, pitch, count, out);
+      return interleave<4>(rows, pitch, count, out, f);
     case 8:
-      return interleave<8>(rows, pitch, count, out);
+      return interleave<8>(rows, pitch, count, out, f);
     default:
       for (std::int64_t q = 0; q < count; ++q) {
-        for (std::int64_t r = 0; r < stride; ++r) out[q * stride + r] = rows[r * pitch + q];
+        for (std::int64_t r = 0; r < stride; ++r) out[q * stride + r] = f(rows[r * pitch + q]);
       }
   }
 }
 
 template <typename T>
-static void deinterleave_any(std::int64_t stride, const T* in, std::int64_t pitch, std::int64_t count, T* rows) {
+UPFOLD_INLINE void deinterleave_any(std::int64_t stride, const T* in, std::int64_t pitch, std::int64_t count, T* rows) {
   switch (stride) {
     case 2:
       return deinterleave<2>(in, pitch, count, rows);
@@ -119,31 +129,42 @@ static void deinterleave_any(std::int64_t stride, const T* in, std::int64_t pitc
   }
 }
 
-// Turns phase rows (row r = phase r) into the dense outputs [begin, end): the first and last q may be cut.
-template <typename T>
-static void merge_phases(const RowLayout& layout, const T* rows, T* out) {
-  const std::int64_t s = layout.stride;
-  const std::int64_t t_begin = layout.begin + layout.pad, t_end = layout.end + layout.pad;
-  const std::int64_t whole_begin = (t_begin + s - 1) / s, whole_end = t_end / s;
-  const auto single = [&](std::int64_t t) { out[t - t_begin] = rows[t % s * layout.pitch + t / s - layout.first_q]; };
-  for (std::int64_t t = t_begin; t < smaller(whole_begin * s, t_end); ++t) single(t);
-  if (whole_begin >= whole_end) {
-    for (std::int64_t t = larger(whole_begin * s, t_begin); t < t_end; ++t) single(t);
-    return;
-  }
-  interleave_any(s, rows + whole_begin - layout.first_q, layout.pitch, whole_end - whole_begin, out + whole_begin * s - t_begin);
-  for (std::int64_t t = whole_end * s; t < t_end; ++t) single(t);
+// Turns phase rows (row r = phase r) into the dense outputs of a row, f(sum) each.
+template <typename T, typename In, typename F>
+static void merge_phases(const RowLayout& layout, const In* rows, std::int64_t pitch, T* out, const F& f) {
+  for (std::int64_t i = 0; i < layout.head; ++i) *out++ = f(rows[(layout.head_phase + i) * pitch]);
+  const In* whole = rows + (layout.head > 0 ? 1 : 0);
+  interleave_any(layout.stride, whole, pitch, layout.whole, out, f);
+  out += layout.whole * layout.stride;
+  for (std::int64_t i = 0; i < layout.tail; ++i) out[i] = f(whole[i * pitch + layout.whole]);
 }
 
-// Writes one finished output row to `out`, dense. `staged` has room for layout.rows * layout.pitch elements (unused for stride 1).
+// The reverse, without f.
+template <typename T>
+static void split_phases(const RowLayout& layout, const T* in, T* rows) {
+  for (std::int64_t i = 0; i < layout.head; ++i) rows[(layout.head_phase + i) * layout.pitch] = *in++;
+  T* whole = rows + (layout.head > 0 ? 1 : 0);
+  deinterleave_any(layout.stride, in, layout.pitch, layout.whole, whole);
+  in += layout.whole * layout.stride;
+  for (std::int64_t i = 0; i < layout.tail; ++i) whole[i * layout.pitch + layout.whole] = in[i];
+}
+
+// Writes one finished output row to `out`, dense. The phase rows of `sums` are sums_pitch apart; `staged` has room for
+// layout.rows * layout.pitch elements (unused for stride 1).
 template <typename T, typename Sum>
 static void write_row(const RowLayout& layout, const Table<PhaseGroup>& groups, const Epilogue<Sum>& epilogue, const Sum* sums,
-                      T* staged, T* out) {
+                      std::int64_t sums_pitch, T* staged, T* out) {
   if (layout.stride == 1) return finish_row(epilogue, sums, layout.end - layout.begin, out);
-  for (std::int64_t r = 0; r < layout.rows; ++r) {
-    finish_row(epilogue, sums + r * layout.pitch, layout.count_q, staged + r * layout.pitch);
+  if constexpr (std::is_same_v<T, Sum> && std::is_floating_point_v<Sum>) {
+    if (layout.all_phases && epilogue.kind == Activation::kNone) {
+      const Sum bias = epilogue.bias;
+      return merge_phases(layout, sums, sums_pitch, out, [bias](Sum sum) { return sum + bias; });
+    }
   }
-  if (layout.all_phases) return merge_phases(layout, staged, out);
+  for (std::int64_t r = 0; r < layout.rows; ++r) {
+    finish_row(epilogue, sums + r * sums_pitch, layout.count_q, staged + r * layout.pitch);
+  }
+  if (layout.all_phases) return merge_phases(layout, staged, layout.pitch, out, [](T value) { return value; });
   const Sum no_tap{};
   T empty{};
   finish_row(epilogue, &no_tap, 1, &empty);

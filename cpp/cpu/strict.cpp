@@ -55,14 +55,6 @@ class BlockedSum {
   int count_ = 0;
 };
 
-// The positions [begin, end) of an axis's input that tap k carries into the output.
-UPFOLD_INLINE void inputs_of_tap(const Axis& a, std::int64_t k, std::int64_t& begin, std::int64_t& end) {
-  begin = ceil_div(a.pad - k * a.dilation, a.stride);
-  end = floor_div(a.out - 1 + a.pad - k * a.dilation, a.stride) + 1;
-  begin = begin > 0 ? begin : 0;
-  end = end < a.in ? end : a.in;
-}
-
 template <typename T>
 class Strict {
   using Sum = typename Number<T>::Sum;
@@ -84,17 +76,6 @@ class Strict {
   void conv_row(std::int64_t n, std::int64_t ic, std::int64_t id, std::int64_t ih) const {
     T* out = x_ + n * p_.x.n + ic * p_.x.c + id * p_.x.d + ih * p_.x.h;
     for (std::int64_t iw = 0; iw < wide_.in; ++iw) narrow(conv_at(n, ic, id, ih, iw), out[iw * p_.x.w]);
-  }
-
-  void weight_taps(std::int64_t ic, std::int64_t oc) const {
-    T* out = w_ + ic * p_.w.n + oc * p_.w.c;
-    for (std::int64_t kd = 0; kd < d_.kernel; ++kd) {
-      for (std::int64_t kh = 0; kh < h_.kernel; ++kh) {
-        for (std::int64_t kw = 0; kw < wide_.kernel; ++kw) {
-          narrow(weight_at(ic, oc, kd, kh, kw), out[kd * p_.w.d + kh * p_.w.h + kw * p_.w.w]);
-        }
-      }
-    }
   }
 
  private:
@@ -142,28 +123,6 @@ class Strict {
     return sum.result();
   }
 
-  // oc counts within the group of ic.
-  Sum weight_at(std::int64_t ic, std::int64_t oc, std::int64_t kd, std::int64_t kh, std::int64_t kw) const {
-    const std::int64_t channel = ic / in_channels_per_group(p_) * out_channels_per_group(p_) + oc;
-    std::int64_t d_begin, d_end, h_begin, h_end, w_begin, w_end;
-    inputs_of_tap(d_, kd, d_begin, d_end);
-    inputs_of_tap(h_, kh, h_begin, h_end);
-    inputs_of_tap(wide_, kw, w_begin, w_end);
-    BlockedSum<Sum> sum;
-    for (std::int64_t n = 0; n < p_.batch; ++n) {
-      for (std::int64_t id = d_begin; id < d_end; ++id) {
-        for (std::int64_t ih = h_begin; ih < h_end; ++ih) {
-          const T* x = x_ + n * p_.x.n + ic * p_.x.c + id * p_.x.d + ih * p_.x.h;
-          const T* y = y_ + n * p_.y.n + channel * p_.y.c + output_of(d_, id, kd) * p_.y.d + output_of(h_, ih, kh) * p_.y.h;
-          for (std::int64_t iw = w_begin; iw < w_end; ++iw) {
-            sum.add(times(widen(x[iw * p_.x.w]), widen(y[output_of(wide_, iw, kw) * p_.y.w])));
-          }
-        }
-      }
-    }
-    return sum.result();
-  }
-
   // oc counts over all channels.
   const T* weight(std::int64_t ic, std::int64_t oc, std::int64_t kd, std::int64_t kh, std::int64_t kw) const {
     return w_ + ic * p_.w.n + oc % out_channels_per_group(p_) * p_.w.c + kd * p_.w.d + kh * p_.w.h + kw * p_.w.w;
@@ -190,22 +149,14 @@ void for_each_row(std::int64_t begin, std::int64_t end, std::int64_t channels, s
 template <typename T>
 void strict_direct(const Problem& p, const Operands& operands, int threads) {
   const Strict<T> strict(p, operands);
-  switch (p.op) {
-    case Operator::kConvTranspose:
-      return parallel_for(p.batch * p.out_channels * p.out_d * p.out_h, threads, [&](std::int64_t begin, std::int64_t end) {
-        for_each_row(begin, end, p.out_channels, p.out_d, p.out_h,
-                     [&](auto... index) { strict.conv_transpose_row(index...); });
-      });
-    case Operator::kConv:
-      return parallel_for(p.batch * p.in_channels * p.in_d * p.in_h, threads, [&](std::int64_t begin, std::int64_t end) {
-        for_each_row(begin, end, p.in_channels, p.in_d, p.in_h, [&](auto... index) { strict.conv_row(index...); });
-      });
-    case Operator::kConvTransposeWeight: {
-      const std::int64_t per_group = out_channels_per_group(p);
-      return parallel_for(p.in_channels * per_group, threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t unit = begin; unit < end; ++unit) strict.weight_taps(unit / per_group, unit % per_group);
-      });
-    }
+  if (p.op == Operator::kConvTranspose) {
+    parallel_for(p.batch * p.out_channels * p.out_d * p.out_h, threads, [&](std::int64_t begin, std::int64_t end) {
+      for_each_row(begin, end, p.out_channels, p.out_d, p.out_h, [&](auto... index) { strict.conv_transpose_row(index...); });
+    });
+  } else {
+    parallel_for(p.batch * p.in_channels * p.in_d * p.in_h, threads, [&](std::int64_t begin, std::int64_t end) {
+      for_each_row(begin, end, p.in_channels, p.in_d, p.in_h, [&](auto... index) { strict.conv_row(index...); });
+    });
   }
 }
 

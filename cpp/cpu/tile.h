@@ -114,14 +114,14 @@ UPFOLD_INLINE void correlate_tile(const CorrelateArgs<R>& a, std::int64_t f) {
   }
 }
 
-// Both x and sums may be touched up to kTileSlack elements past `end`.
-constexpr std::int64_t kTileSlack = 128;
+// Both x and sums may be touched fewer than kTileSlack elements past `end`.
+constexpr std::int64_t kTileSlack = 16;
 
 template <typename R, int M>
 static void correlate_rows(const CorrelateArgs<R>& a) {
   // Registers: M * V sums, V pixels and one weight.
   constexpr int kWide = kVectorRegisters == 32 ? (M == 8 ? 3 : M == 4 ? 6 : 8) : (M == 4 ? 2 : M == 2 ? 4 : 8);
-  static_assert(kWide * kLanes<R> <= kTileSlack, "a tile must not reach past the slack");
+  static_assert(kLanes<R> <= kTileSlack, "the last vector must not reach past the slack");
   std::int64_t f = a.begin;
   for (; f + (kWide - 1) * kLanes<R> < a.end; f += kWide * kLanes<R>) correlate_tile<R, M, kWide>(a, f);
   if constexpr (kWide > 4) {

@@ -98,7 +98,7 @@ def unfold(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
 
 
 def _apply(function: type[Function], *inputs: Any) -> torch.Tensor:
-    result: torch.Tensor = function.apply(*inputs)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = function.apply(*inputs)
     return result
 
 

@@ -183,16 +183,14 @@ def _run_cases(suite: str, options: Options, console: Any) -> list[Comparison]:
             progress.update(task, description=f"{suite}: {case.name}")
             scaled = case if options.max_gflop is None else case.scaled(options.max_gflop)
             done.append(
-                compare_case(
-                    scaled, dtype=options.dtype, device=options.device, layout=options.layout, seconds=options.seconds
-                )
+                compare_case(scaled, dtype=options.dtype, device=options.device, layout=options.layout, seconds=options.seconds)
             )
             progress.advance(task)
     return done
 
 
 def _print_suite(console: Any, title: str, rows: Sequence[Comparison]) -> None:
-    console.print(suite_table(title, rows))
+    console.print(suite_table(title, rows, console.width))
     for row in rows:
         for method in row.rows:
             if method.ours and method.note.startswith("WRONG"):
@@ -201,11 +199,13 @@ def _print_suite(console: Any, title: str, rows: Sequence[Comparison]) -> None:
     console.print(
         "\nmm+fold: torch.matmul, then F.fold. auto: what upfold takes by itself; x floor, x torch, x best: auto against what memory "
         "and arithmetic allow, against torch in the same layout, against the fastest peer (red: slower). error: the largest of "
-        "upfold's methods, by the rounding rule. To repeat one line:",
+        "upfold's methods, by the rounding rule. * cut to run sooner; every case in full or a "
+        "larger cut: --max-gflop. To repeat one line:",
         style="dim",
     )
     for row in rows:
-        console.print(f"  {row.repro}", style="dim", soft_wrap=True)
+        cut = row.size_text.partition(" (")[2].rstrip(")")
+        console.print(f"  {row.repro}" + (f"   # {row.name}, {cut}" if cut else ""), style="dim", soft_wrap=True)
 
 
 def _run_fold(options: Options) -> list[PairRow]:

@@ -120,7 +120,14 @@ def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> 
         auto, torch_row = comparison.row(comparison.auto), comparison.torch_row
         if auto is not None and torch_row is not None and auto.seconds and torch_row.seconds:
             color = _style(auto.method)[0]
-            axes.plot([auto.seconds * 1e3, torch_row.seconds * 1e3], [position] * 2, color=color, linewidth=2.5, alpha=0.35, zorder=1)
+            axes.plot(
+                [auto.seconds * 1e3, torch_row.seconds * 1e3],
+                [position] * 2,
+                color=color,
+                linewidth=2.5,
+                alpha=0.35,
+                zorder=1,
+            )
         for row in rows:
             color, marker = _style(row.method)
             dots = axes.scatter((row.seconds or 0.0) * 1e3, position, s=62, color=color, marker=marker, zorder=3, linewidths=1.6)
@@ -128,7 +135,13 @@ def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> 
         floor = axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2)
         seen.setdefault("floor", floor)
         ratio = comparison.ratio(auto, torch_row)
-        text = "" if ratio is None else f"{comparison.auto} {ratio:.1f}x torch" if ratio >= 9.95 else f"{comparison.auto} {ratio:.2f}x torch"
+        text = (
+            ""
+            if ratio is None
+            else f"{comparison.auto} {ratio:.1f}x torch"
+            if ratio >= 9.95
+            else f"{comparison.auto} {ratio:.2f}x torch"
+        )
         color = "#B00020" if ratio is not None and ratio < 1 else _INK
         axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=color)
     axes.set_xscale("log")
@@ -143,7 +156,13 @@ def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> 
     order = [method for method in (*_STYLES, *seen) if method in seen]
     order = list(dict.fromkeys(order))
     axes.legend(
-        [seen[method] for method in order], order, ncol=len(order), loc="upper center", bbox_to_anchor=(0.5, -0.55 / (0.52 * len(comparisons) + 0.6)), frameon=False, fontsize=9
+        [seen[method] for method in order],
+        order,
+        ncol=len(order),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.55 / (0.52 * len(comparisons) + 0.6)),
+        frameon=False,
+        fontsize=9,
     )
     _bare(axes)
     return figure

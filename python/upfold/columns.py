@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from math import prod
 
 import torch
+import torch.nn.functional as F
 
 from . import native
+from .dispatch import fallback_allowed
 from .execute import check_operands
 from .overlap import check_out
 from .problem import (
@@ -38,6 +41,10 @@ def fold(
     shape, blocks = fold_shape(columns.shape, per_axis("output_size", output_size, ndim), kernel, geometry)
     check_operands(input=columns, out=out)
     y = _result(columns, shape, out)
+    missing = _missing(columns)
+    if missing is not None:
+        kernel_size, spatial = _two_axes(kernel, missing), shape[2:]
+        return y.copy_(F.fold(columns, spatial, kernel_size, geometry.dilation, geometry.padding, geometry.stride))
     if columns.stride(2) != 1 and columns.shape[2] > 1:
         columns = columns.contiguous()
     _run("col2im", columns, y, blocks, kernel, geometry)
@@ -50,6 +57,9 @@ def unfold(image: torch.Tensor, arguments: BlockArguments, out: torch.Tensor | N
     shape, blocks = unfold_shape(image.shape, kernel, geometry)
     check_operands(input=image, out=out)
     columns = _result(image, shape, out)
+    missing = _missing(image)
+    if missing is not None:
+        return columns.copy_(F.unfold(image, _two_axes(kernel, missing), geometry.dilation, geometry.padding, geometry.stride))
     if out is not None and out.stride(2) != 1 and out.shape[2] > 1:
         return out.copy_(unfold(image, arguments))
     _run("im2col", columns, image, blocks, kernel, geometry)
@@ -62,6 +72,21 @@ def axes_of(sizes: IntOrInts) -> int:
     if not 1 <= ndim <= 3:
         raise InvalidArgument(f"{sizes} names {ndim} axes; fold and unfold know 1, 2 and 3")
     return ndim
+
+
+def _missing(t: torch.Tensor) -> str | None:
+    """Why no kernel of ours runs where `t` lies, or None."""
+    if t.is_cuda:
+        return native.load_cuda()[1]
+    return None if t.device.type == "cpu" else f"upfold has no kernels for {t.device.type}"
+
+
+def _two_axes(kernel_size: tuple[int, ...], reason: str) -> tuple[int, ...]:
+    """Announce that torch's operator stands in, or refuse: it knows two axes only."""
+    if len(kernel_size) != 2 or not fallback_allowed():
+        raise InvalidArgument(f"kernel_size = {kernel_size}; no kernel runs on this device: {reason}; torch's own stands in for two axes only")
+    warnings.warn(f"upfold runs torch's own fold and unfold: {reason}", RuntimeWarning, stacklevel=3)
+    return kernel_size
 
 
 def _result(like: torch.Tensor, shape: tuple[int, ...], out: torch.Tensor | None) -> torch.Tensor:
@@ -107,7 +132,9 @@ def _run(
     whole_in = [(0, size) for size in problem.in_size]
     whole_out = [(0, size) for size in problem.out_size]
     pixels = prod(blocks)
-    block = native.cpu().ColumnBlock(
+    module = native.load_cuda()[0] if y.is_cuda else native.cpu()
+    assert module is not None, "callers ask _missing() first"
+    block = module.ColumnBlock(
         n=(0, y.shape[0]),
         oc=(0, y.shape[1]),
         in_d=whole_in[0],
@@ -119,8 +146,10 @@ def _run(
         sample_stride=columns.stride(0) if columns.shape[0] > 1 else columns.shape[1] * pixels,
         row_stride=columns.stride(1) if columns.shape[1] > 1 else pixels,
     )
+    described = problem.cuda if y.is_cuda else problem.cpu
+    place = (y.get_device(), torch.cuda.current_stream(y.device).cuda_stream) if y.is_cuda else (threads,)
     code = DTYPE_CODES[y.dtype]
     if kernel_name == "col2im":
-        native.cpu().col2im(problem.cpu, block, code, columns.data_ptr(), 0, y.data_ptr(), threads)
+        module.col2im(described, block, code, columns.data_ptr(), 0, y.data_ptr(), *place)
     else:
-        native.cpu().im2col(problem.cpu, block, code, y.data_ptr(), columns.data_ptr(), threads)
+        module.im2col(described, block, code, y.data_ptr(), columns.data_ptr(), *place)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from . import dispatch, execute, functional
+from . import dispatch, execute
 from .cases import Case
 from .floor import Ceilings, ceilings, tf32_allowed
+from .methods import CHANNELS_LAST, Method, in_layout, our_method, peers
 from .problem import Geometry, Problem
-from .reference import Reference, arguments, reference, torch_conv_transpose
+from .reference import Reference, reference
 from .timing import Call, Work, data_sets, measure
 
-CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-MATMUL_FOLD = "matmul + F.fold"
+# An error this many times the bound is no rounding: some product is missing, doubled or misplaced.
+_WRONG = 16.0
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Row:
         ours: whether it is one of upfold's algorithms.
         layout: "contiguous" or "channels_last": of x.
         error: largest error by the rounding rule; None where it did not run.
-        correct: whether that error is within the bound.
+        correct: whether that error is within the bound; one far above it makes the method wrong, and it is not timed.
         seconds: median time of a call; None where it did not run or is wrong.
         spread: distance of the quartiles divided by the median.
         how: the way of measuring (`timing.Timing.how`).
@@ -242,8 +242,9 @@ def compare(
         A row for each method.
     """
     device = x.device
+    layout = layout if geometry.ndim in CHANNELS_LAST else "contiguous"
     x, w, bias = x.detach().contiguous(), w.detach().contiguous(), None if bias is None else bias.detach()
-    ours = _in_layout(x, layout)
+    ours = in_layout(x, layout)
     problem = describe(ours, w, bias, geometry)
     explanation = dispatch.explain(problem, device=device)
     result = Comparison(
@@ -258,7 +259,7 @@ def compare(
         bound=0.0,
         auto=explanation.plan.algorithm,
     )
-    methods: list[tuple[Row, _Method | None]] = []
+    methods: list[tuple[Row, Method | None]] = []
     for candidate in explanation.candidates:
         if candidate.algorithm == "torch":  # stands below, as a peer
             continue
@@ -267,8 +268,9 @@ def compare(
             row.note = f"refuses: {candidate.refusal}"
         elif candidate.plan.workspace_bytes:
             row.note = f"{candidate.plan.workspace_bytes / 2**20:.3g} MiB workspace"
-        methods.append((row, None if candidate.plan is None else _our_method(candidate.algorithm, geometry)))
-    methods += _peers(geometry, device)
+        methods.append((row, None if candidate.plan is None else our_method(candidate.algorithm, geometry)))
+    for peer in peers(geometry, device):
+        methods.append((Row(peer.name, False, peer.layout, note=peer.note), peer.run))
     with torch.no_grad():
         truth = reference(x, w, bias, geometry, tf32=x.dtype == torch.float32 and tf32_allowed(device))
         result.bound = truth.bound
@@ -277,87 +279,8 @@ def compare(
     return result
 
 
-_Method = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-
-
-def _in_layout(t: torch.Tensor, layout: str) -> torch.Tensor:
-    if layout == "contiguous" or t.dim() - 2 not in CHANNELS_LAST:
-        return t
-    return t.contiguous(memory_format=CHANNELS_LAST[t.dim() - 2])
-
-
-def _our_method(algorithm: str, geometry: Geometry) -> _Method:
-    functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-    function, options = functions[geometry.ndim - 1], arguments(geometry)
-    return lambda x, w, b: function(x, w, b, algorithm=algorithm, **options)
-
-
-def _peers(geometry: Geometry, device: torch.device) -> list[tuple[Row, _Method | None]]:
-    ndim, options = geometry.ndim, arguments(geometry)
-    convolve = torch_conv_transpose(ndim)
-
-    def plain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        if device.type != "cuda":
-            return convolve(x, w, b, **options)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32_allowed(device)):
-            return convolve(x, w, b, **options)
-
-    def native(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = tf32_allowed(device)
-        try:
-            with torch.backends.cudnn.flags(enabled=False):
-                return convolve(x, w, b, **options)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
-
-    peers: list[tuple[Row, _Method | None]] = [(Row("torch", False, "contiguous"), plain)]
-    if ndim in CHANNELS_LAST:
-        peers.append((Row("torch channels_last", False, "channels_last"), plain))
-    if device.type == "cuda":
-        peers.append((Row("torch native", False, "contiguous", note="cuDNN off"), native))
-    row = Row(MATMUL_FOLD, False, "contiguous")
-    if ndim == 3:
-        row.note = "F.fold has no 3-D form"
-    elif any(extra >= step for extra, step in zip(geometry.output_padding, geometry.stride)):
-        row.note = "F.fold cannot express output_padding >= stride"
-    peers.append((row, None if row.note else _matmul_fold(geometry, device)))
-    return peers
-
-
-def _matmul_fold(geometry: Geometry, device: torch.device) -> _Method:
-    """The textbook method on torch's own parts: one matmul on the weights, then ``F.fold``; 1-D as an image of height 1."""
-
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        lift = 2 - geometry.ndim
-        kernel = (1,) * lift + tuple(w.shape[2:])
-        stride, dilation = (1,) * lift + geometry.stride, (1,) * lift + geometry.dilation
-        padding, extra = (0,) * lift + geometry.padding, (0,) * lift + geometry.output_padding
-        in_size = (1,) * lift + tuple(x.shape[2:])
-        out_size = [
-            (i - 1) * s - 2 * p + d * (k - 1) + o + 1
-            for i, s, p, d, k, o in zip(in_size, stride, padding, dilation, kernel, extra)
-        ]
-        batch, groups = x.shape[0], geometry.groups
-        left = w.reshape(groups, w.shape[0] // groups, -1).transpose(1, 2)
-        columns = torch.matmul(left, x.reshape(batch, groups, x.shape[1] // groups, -1))
-        y = F.fold(columns.flatten(1, 2), out_size, kernel, dilation, padding, stride)
-        y = y if b is None else y + b.view(-1, 1, 1)
-        return y.squeeze(2) if lift else y
-
-    def with_matching_tf32(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = tf32_allowed(device)
-        try:
-            return run(x, w, b)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
-
-    return with_matching_tf32 if device.type == "cuda" else run
-
-
 def _check_and_time(
-    methods: Sequence[tuple[Row, _Method | None]],
+    methods: Sequence[tuple[Row, Method | None]],
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
@@ -371,23 +294,24 @@ def _check_and_time(
         if method is None:
             continue
         if row.layout not in sets:
-            first = _in_layout(x, row.layout)
+            first = in_layout(x, row.layout)
             sets[row.layout] = [first] + [first.clone() for _ in range(data_sets(moved, x.device) - 1)]
-        weight = w if row.ours else _in_layout(w, row.layout)
+        weight = w if row.ours else in_layout(w, row.layout)
         try:
             row.error = truth.error(method(sets[row.layout][0], weight, bias))
         except RuntimeError as error:  # a peer may lack the dtype; the reader is told
             row.note = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             continue
         row.correct = row.error <= truth.bound
-        if row.ours and not row.correct:
-            row.note = f"WRONG: error {row.error:.1e} is above {truth.bound:.1e}; not timed"
+        if row.ours and row.error > _WRONG * truth.bound:
+            row.note = f"WRONG: error {row.error:.1e} is far above {truth.bound:.1e}; not timed"
             continue
-        # A peer in TF32 or 16 bits may round more coarsely than the rule allows; its time still stands, with its error beside it.
+        if not row.correct:
+            row.note = "; ".join(filter(None, (row.note, "error above the bound")))
         timed.append((row, [_call(method, data, weight, bias) for data in sets[row.layout]]))
     for (row, _), timing in zip(timed, measure([work for _, work in timed], x.device, seconds=seconds)):
         row.seconds, row.spread, row.how = timing.seconds, timing.spread, timing.how
 
 
-def _call(method: _Method, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Call:
+def _call(method: Method, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Call:
     return lambda: method(x, w, bias)

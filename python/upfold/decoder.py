@@ -1,9 +1,9 @@
 """A decoder whose weights are constructed so that its output is known: it puts a photograph back together and enlarges it.
 
-The photograph is taken apart into a small version and the detail lost at each halving (a Laplacian pyramid). The decoder's two
-paths are those of an FCN-8s: a chain of 2x steps with skip connections, and one 8x jump; a last 2x layer enlarges the sum. Colours
-travel in 32 to 256 channels, mixed by orthogonal matrices: the weights of a layer undo the mixing of the layer before, interpolate,
-and mix anew. So every weight of every layer matters, and one wrong tap would be seen in the picture.
+The photograph is taken apart into a small version and the detail lost at each halving (a Laplacian pyramid). The decoder's
+two paths are those of an FCN-8s: a chain of 2x steps with skip connections, and one 8x jump; a last 2x layer enlarges the sum.
+Colours travel in 32 to 256 channels, mixed by orthogonal matrices: the weights of a layer undo the mixing of the layer before,
+interpolate, and mix anew. So every weight of every layer matters, and one wrong tap would be seen in the picture.
 """
 
 from __future__ import annotations
@@ -81,23 +81,26 @@ def steps() -> dict[str, Step]:
     """The layers, in the order in which they run."""
     halves = _triangle(4, 1.5, 2.0)
     return {
-        "unet": Step("U-Net k2 s2", 256, 128, 2, 2, 0, 0, 1, torch.ones(2, dtype=torch.float64), _nearest),
-        "pix2pix": Step("pix2pix k4 s2 p1", 128, 64, 4, 2, 1, 0, 1, halves, _bilinear(2), (1, 1), (2, 2)),
-        "depthwise": Step("CenterNet depthwise k4 s2 p1", 64, 64, 4, 2, 1, 0, 64, halves, _bilinear(2), (1, 1), (2, 2)),
-        "cyclegan": Step("CycleGAN k3 s2 p1 op1", 64, 32, 3, 2, 1, 1, 1, _triangle(3, 1.0, 2.0), _corner_aligned, (0, 1), (0, 2)),
-        "fcn8": Step("FCN-8s k16 s8 p4", 32, 32, 16, 8, 4, 0, 1, _triangle(16, 7.5, 8.0), _bilinear(8), (1, 1), (8, 8)),
-        "fcn2": Step("FCN k4 s2 p1", 32, COLOURS, 4, 2, 1, 0, 1, halves, _bilinear(2), (1, 1), (2, 2)),
+        "unet": Step("U-Net 256>128 k2s2", 256, 128, 2, 2, 0, 0, 1, torch.ones(2, dtype=torch.float64), _nearest),
+        "pix2pix": Step("pix2pix 128>64 k4s2p1", 128, 64, 4, 2, 1, 0, 1, halves, _bilinear(2), (1, 1), (2, 2)),
+        "depthwise": Step("CenterNet 64 depthwise k4s2p1", 64, 64, 4, 2, 1, 0, 64, halves, _bilinear(2), (1, 1), (2, 2)),
+        "cyclegan": Step(
+            "CycleGAN 64>32 k3s2p1op1", 64, 32, 3, 2, 1, 1, 1, _triangle(3, 1.0, 2.0), _corner_aligned, (0, 1), (0, 2)
+        ),
+        "fcn8": Step("FCN-8s 32>32 k16s8p4", 32, 32, 16, 8, 4, 0, 1, _triangle(16, 7.5, 8.0), _bilinear(8), (1, 1), (8, 8)),
+        "fcn2": Step("FCN 32>3 k4s2p1", 32, COLOURS, 4, 2, 1, 0, 1, halves, _bilinear(2), (1, 1), (2, 2)),
     }
 
 
 def _mixing(channels: int, generator: torch.Generator) -> Tensor:
     """A (channels, colours) matrix with orthonormal columns: its transpose undoes it."""
     square = torch.randn(channels, channels, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(square)[0][:, :COLOURS]
+    orthogonal: Tensor = torch.linalg.qr(square)[0]
+    return orthogonal[:, :COLOURS]
 
 
 class Decoder(nn.Module):
-    """Puts the pyramid of `Encoder` back together and enlarges the picture twofold.
+    """Puts the pyramid of `take_apart` back together and enlarges the picture twofold.
 
     The layers are ``torch.nn.ConvTranspose2d``; ``upfold.replace`` swaps them.
     """
@@ -121,7 +124,7 @@ class Decoder(nn.Module):
                 else:
                     undo_and_mix = before[name] if mixed is None else before[name] @ mixed.t()
                     weight = undo_and_mix[:, :, None, None] * window
-                self.get_submodule(name).weight.copy_(weight)  # type: ignore[union-attr, operator]
+                self.get_submodule(name).weight.copy_(weight)  # type: ignore[operator]
         for channels, matrix in mixing.items():
             self.register_buffer(f"mix{channels}", matrix.float(), persistent=False)
 
@@ -137,7 +140,7 @@ class Decoder(nn.Module):
         """Decode mixed features.
 
         Args:
-            base: (batch, 32, 64, 64), the small picture.
+            base: (batch, 32, 64, 64), half of the small picture.
             details: what to add at 32, 64, 128, 256 and 512 pixels, in 256, 128, 64, 64 and 32 channels.
 
         Returns:
@@ -159,9 +162,12 @@ class Decoder(nn.Module):
 
 
 def take_apart(photo: Tensor) -> tuple[Tensor, ...]:
-    """Split (batch, 3, s, s) into the small picture at s / 8 and the details at s / 16, s / 8, s / 4, s / 2 and s."""
+    """Split (batch, 3, s, s) into half the small picture at s / 8 and the rest at s / 16, s / 8, s / 4, s / 2 and s.
+
+    Half goes each way, so that both paths carry the picture and no layer works on faint detail alone.
+    """
     step = steps()
-    base = F.avg_pool2d(photo, 8)
+    base = F.avg_pool2d(photo, 8) / 2
     detail = photo - step["fcn8"].interpolate(base)
     levels = [detail]
     for _ in range(_HALVINGS):

@@ -17,7 +17,7 @@ from .compare import Comparison, compare
 from .decoder import PHOTO_SIZE, Decoder, interpolated, take_apart
 from .problem import cached_geometry
 from .replace import replace
-from .tables import layer_text, make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
+from .tables import make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
 from .timing import medians
 
 # First row of the square cut out of matplotlib's 600 x 512 sample photograph: head and shoulders.
@@ -106,7 +106,9 @@ class _Demo:
     def run(self) -> Outcome:
         say, size = self.console.print, self.photo.shape[-1]
         started = time.perf_counter()
-        say(f"[bold]upfold demo[/]: a {size}x{size} photograph through a decoder of six transposed convolutions, on {self._where()}")
+        say(
+            f"[bold]upfold demo[/]: a {size}x{size} photograph through a decoder of six transposed convolutions, on {self._where()}"
+        )
         say(
             "The decoder's weights are constructed: it puts the picture together from details at five scales and enlarges it to "
             f"{2 * size}x{2 * size}, which F.interpolate can do as well. Any wrong tap would show.\n",
@@ -114,7 +116,7 @@ class _Demo:
         )
         before, seen = self._with_inputs()
         layers = self._layers(seen)
-        say(suite_table("Layer by layer: time of one call, checked first", layers, describe=layer_text))
+        say(suite_table("Layer by layer: time of one call, checked first", layers, self.console.width))
         say("\n".join(summary_lines(layers)), style="dim")
         say(
             "auto: what upfold takes by itself. x floor, x torch, x best: auto against what memory and arithmetic allow, against torch "

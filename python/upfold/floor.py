@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -60,6 +62,17 @@ def tf32_allowed(device: torch.device | str) -> bool:
     return bool(torch.backends.cudnn.allow_tf32)
 
 
+@contextlib.contextmanager
+def matmul_tf32(allowed: bool) -> Iterator[None]:
+    """Let float32 matmuls on a GPU use TF32, or not."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def ceilings(device: torch.device | str, dtype: torch.dtype) -> Ceilings:
     """Measure the ceilings of a device once per process, dtype, thread count and TF32 setting.
 
@@ -113,10 +126,6 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
         w = torch.randn(512, 512, 1, 1).to(dtype).contiguous(memory_format=torch.channels_last)
         works.append(lambda: F.conv2d(x, w))
         flops.append(2 * 512 * 512 * 32 * 64)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
+    with matmul_tf32(tf32):
         seconds = medians(works, device)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     return max(count / taken for count, taken in zip(flops, seconds))

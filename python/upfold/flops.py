@@ -31,7 +31,7 @@ def _conv_transpose_weight(x_shape: Sequence[int], *_: Any, out_shape: Sequence[
 
 
 def register() -> bool:
-    """Tell torch's counter what the operators cost; safe to repeat.
+    """Tell torch's counter what the operators, which `ops` has defined before, cost; safe to repeat.
 
     Returns:
         Whether the installed torch has a counter that can be told (torch 2.0 has none).

@@ -16,7 +16,7 @@ from . import autograd, columns, execute
 from .dispatch import fallback_allowed
 from .execute import Arguments
 from .problem import Activation, ActivationLike, InvalidArgument, IntOrInts, per_axis
-from .watch import is_compiling, needs_gradient, nobody_intercepts
+from .watch import needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
 
@@ -120,7 +120,7 @@ def _conv_transpose(
     activation: ActivationLike,
     out: Tensor | None,
 ) -> Tensor:
-    if not is_compiling() and nobody_intercepts(x, w, bias) and x.dim() == ndim + 2 and x.device.type in _OUR_DEVICES:
+    if nobody_intercepts(x, w, bias) and x.dim() == ndim + 2 and x.device.type in _OUR_DEVICES:
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
@@ -235,7 +235,7 @@ def fold(
     size = per_axis("output_size", output_size, ndim)
     blocks = (_entries(kernel_size), _entries(dilation), _entries(padding), _entries(stride))
     if has_torch_function((input,)):
-        keywords = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
+        keywords: dict[str, Any] = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
         result: Tensor = handle_torch_function(fold, (input,), input, output_size, kernel_size, **keywords)
         return result
     if input.dim() == 2:
@@ -275,7 +275,7 @@ def unfold(
     ndim = columns.axes_of(kernel_size)
     blocks = (per_axis("kernel_size", kernel_size, ndim), _entries(dilation), _entries(padding), _entries(stride))
     if has_torch_function((input,)):
-        keywords = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
+        keywords: dict[str, Any] = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
         result: Tensor = handle_torch_function(unfold, (input,), input, kernel_size, **keywords)
         return result
     if input.dim() == ndim + 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from types import ModuleType
 
 from . import _cpu
@@ -15,6 +16,7 @@ def cpu() -> ModuleType:
     return _cpu
 
 
+@lru_cache(maxsize=1)
 def load_cuda() -> tuple[ModuleType | None, str | None]:
     """Import the CUDA module: (module, None), or (None, the reason in a sentence)."""
     folder = os.path.dirname(__file__)

@@ -51,7 +51,7 @@ def _record_in_fx(layer: nn.Module, input: Any, arguments: dict[str, Any]) -> An
     if not isinstance(input, Proxy):
         return None
     tracer: Any = input.tracer
-    if tracer.root is layer:
+    if getattr(tracer, "root", layer) is layer:
         return None
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), arguments)
 

@@ -44,7 +44,7 @@ class _Clock:
     def read(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -79,7 +79,7 @@ def input_of(call: Call) -> Any:
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module, call: Call) -> Iterator[None]:
     """Run in evaluation mode without gradients; modes and random numbers are afterwards as they were."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in model.modules() if getattr(module, "training", False)]  # frozen ones have none
     devices = {t.device.index or 0 for t in _tensors(model, call) if t.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
         try:
@@ -132,7 +132,10 @@ def time_layers(
 
     def after(layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         spans.append((layer, started.pop(layer), clock.read()))
-        shapes = tuple(input_of((args, kwargs)).shape), tuple(output.shape)
+        shapes = (
+            tuple(input_of((args, kwargs)).shape),
+            tuple(getattr(output, "shape", ())),
+        )
         seen = traffic[layer]
         if shapes not in zip(seen.input_shapes, seen.output_shapes, strict=True):
             seen.input_shapes.append(shapes[0])

@@ -168,7 +168,7 @@ def _register_fake(name: str, fake: Callable[..., torch.Tensor]) -> None:
 
 
 def _register() -> None:
-    kernels = {
+    kernels: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
         "conv_transpose": (_conv_transpose_kernel, _conv_transpose_fake, _conv_transpose_composite),
         "conv": (_conv_kernel, _conv_fake, _conv_composite),
         "conv_transpose_weight": (_conv_transpose_weight_kernel, _conv_transpose_weight_fake, _conv_transpose_weight_composite),

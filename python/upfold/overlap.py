@@ -11,15 +11,18 @@ from .problem import InvalidArgument
 
 
 def check_out(out: torch.Tensor, *inputs: torch.Tensor | None) -> None:
-    """Refuse an `out` that shares an element with an input or with itself.
+    """Refuse an `out` that shares an element with an input or with itself, or that autograd follows; else announce the write.
 
     Slices of one larger tensor are fine as long as no element is common, also when their address ranges interleave.
     """
+    if out.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("out.requires_grad = True; it must be False, a gradient is needed there; pass out.detach()")
     if _overlaps_itself(tuple(out.shape), out.stride()):
         raise InvalidArgument(f"out has strides {out.stride()}; its elements must not share memory; pass a tensor that is not expanded")
     for tensor in inputs:
         if tensor is not None and _share_an_element(out, tensor):
             raise InvalidArgument("out overlaps an operand in memory; it must not; allocate it apart or leave it out")
+    out[:0].zero_()  # writes nothing, but counts as a change in place: a graph that saved `out` notices
 
 
 def _share_an_element(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -12,14 +12,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Union
+from typing import Any
 
 import torch
 
 from . import native
 
-IntOrInts = Union[int, Sequence[int]]
-ActivationLike = Union[None, str, tuple[str, float]]
+IntOrInts = int | Sequence[int]
+ActivationLike = None | str | tuple[str, float]
 
 
 class InvalidArgument(ValueError, RuntimeError):
@@ -157,7 +157,7 @@ def per_axis(name: str, value: IntOrInts, ndim: int) -> tuple[int, ...]:
         return entries * ndim
     if len(entries) != ndim:
         raise InvalidArgument(
-            f"{name} = {tuple(value)}; must be an integer or {ndim} integers; got {len(entries)}"  # type: ignore[arg-type]
+            f"{name} = {entries}; must be an integer or {ndim} integers; got {len(entries)}"
         )
     return entries
 
@@ -456,6 +456,14 @@ class Problem:
     def cpu(self) -> Any:
         """This problem as the CPU module's struct."""
         return native.cpu().Problem(**self.native_fields())
+
+    @cached_property
+    def cuda(self) -> Any:
+        """This problem as the CUDA module's struct."""
+        module, reason = native.load_cuda()
+        if module is None:
+            raise ImportError(reason)
+        return module.Problem(**self.native_fields())
 
     @property
     def taps(self) -> int:

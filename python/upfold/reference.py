@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from .floor import matmul_tf32
 from .problem import Geometry
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
@@ -89,18 +90,14 @@ def reference(
     wide = _WIDE.get(x.dtype, torch.float64)
     with torch.no_grad():
         values = convolve(x.to(wide), w.to(wide), None if bias is None else bias.to(wide), **options)
-        magnitude = convolve(
-            x.abs().double(), w.abs().double(), None if bias is None else bias.abs().double(), **options
-        )
+        magnitude = convolve(x.abs().double(), w.abs().double(), None if bias is None else bias.abs().double(), **options)
         unit = torch.finfo(x.dtype).eps
         truth = Reference(values, magnitude, unit)
         oracle = _oracle(x, w, bias, geometry, tf32)
         return Reference(values, magnitude, max(unit, _ALLOWANCE * truth.error(oracle)))
 
 
-def _oracle(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, tf32: bool
-) -> torch.Tensor:
+def _oracle(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, tf32: bool) -> torch.Tensor:
     convolve = torch_conv_transpose(geometry.ndim)
     options = arguments(geometry)
     dtype = x.dtype
@@ -118,10 +115,5 @@ def _oracle(
     bias = None if bias is None else bias.float()
     if x.device.type != "cuda":
         return convolve(x, w, bias, **options).to(dtype)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(enabled=False):
-            return convolve(x, w, bias, **options).to(dtype)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with matmul_tf32(False), torch.backends.cudnn.flags(enabled=False):
+        return convolve(x, w, bias, **options).to(dtype)

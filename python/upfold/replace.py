@@ -58,6 +58,8 @@ _KINDS = (_ConvTransposeNd, nn.Fold, nn.Unfold)
 _NAMES = frozenset(cls.__name__ for cls in _REPLACED)
 # What a replaced layer may hold beside torch's own entries.
 _OWN_ENTRIES = ("algorithm", "activation", "_activation_code", "_activation_slope")
+# Time spent on measuring one operator on one shape.
+_SECONDS_EACH = 0.15
 # Where a parametrized class keeps the one that it took the place of.
 _ORIGIN = "_upfold_replaces"
 
@@ -100,6 +102,7 @@ def scan(model: nn.Module, *inputs: Any) -> Report:
             algorithms.setdefault(layer, _algorithm(layer, observe.input_of(its_call)))
 
     traffic, totals = observe.time_layers(model, call, watched)
+    found = _find(model)  # a lazy layer has its sizes by now
     takeable = [entry.layer for entry in found if entry.refusal is None or entry.is_ours]
     observe.visit(model, call, takeable, note_algorithm)
     total = statistics.median(totals)
@@ -286,9 +289,12 @@ class _Contest:
     algorithm: str | None = None
     torch_seconds: float = 0.0
     upfold_seconds: float = 0.0
+    refusal: str | None = None
 
     def verdict(self) -> str | None:
         """Why the layer should stay torch's, or None."""
+        if self.refusal is not None:
+            return f"upfold refuses what reaches it: {self.refusal}"
         if self.algorithm == dispatch.FALLBACK:
             return "no kernel of upfold covers it here, so torch's operator would run all the same"
         if self.upfold_seconds >= self.torch_seconds:
@@ -309,7 +315,12 @@ def _measure(
         contest = contests.setdefault(layer, _Contest())
         key = (id(layer), tuple(x.shape), x.stride(), x.dtype, _output_size(its_call))
         if key not in known:
-            known[key] = timing.medians(_competitors(layer, x, its_call, algorithm), x.device, seconds=0.15)
+            competitors = _competitors(layer, x, its_call, algorithm)
+            try:
+                known[key] = timing.medians(competitors, x.device, seconds=_SECONDS_EACH)
+            except InvalidArgument as refusal:
+                contest.refusal = str(refusal)
+                return
         contest.torch_seconds += known[key][0]
         contest.upfold_seconds += known[key][1]
         if contest.algorithm is None and isinstance(layer, _ConvTransposeNd):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .charts import device_text, format_seconds
-from .compare import MATMUL_FOLD, Comparison, Row
+from .compare import Comparison, Row
+from .methods import MATMUL_FOLD
 from .timing import geometric_mean
 
 # Wide enough for every table; a terminal's own width is used where there is one.
 _PLAIN_WIDTH = 132
+_MEDIUM_WIDTH = 100
+_SHORT_HEADS = {"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold", "torch native": "native"}
 _LOSS = "red"
 _WIN = "green"
 
@@ -48,10 +51,13 @@ def new_table(title: str, *columns: str, left: Iterable[str] = ()) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for position, column in enumerate(columns):
         words = position == 0 or column in left
-        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
+        # Figures are never cut; of the words only notes may take several lines.
+        table.add_column(column, justify="left" if words else "right", no_wrap=column != "")
     return table
 
 
@@ -90,7 +96,9 @@ def floor_text(comparison: Comparison) -> str:
 
 def comparison_table(comparison: Comparison) -> Any:
     """A row for each method: time, GFLOP/s, GB/s, times the floor, times torch, error, and what is to be said."""
-    title = f"{comparison.name}: {layer_text(comparison)}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
+    title = (
+        f"{comparison.name}: {layer_text(comparison)}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
+    )
     table = new_table(title, "method", "time", "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", "", left=("",))
     fastest = min((row.seconds for row in comparison.rows if row.seconds), default=None)
     for row in comparison.rows:
@@ -131,31 +139,46 @@ def progress_bar(console: Any) -> Any:
     return Progress(*columns, console=console, transient=True)
 
 
-def suite_table(
-    title: str, comparisons: Sequence[Comparison], describe: Callable[[Comparison], str] | None = None
-) -> Any:
-    """A row for each layer with the time of each method and what `auto` took; `describe` adds a line below the name."""
+def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLAIN_WIDTH) -> Any:
+    """A row for each layer with the time of each method and what `auto` took; a narrow console gets fewer columns.
+
+    A size with ``*`` was cut down.
+    """
     ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
-    others = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if not row.ours))
-    heads = [{"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold"}.get(method, method) for method in others]
-    table = new_table(title, "layer", "size", *heads, *ours, "auto", "x floor", "x torch", "x best", "error", left=("size", "auto"))
+    peers = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if not row.ours))
+    if width < _PLAIN_WIDTH:
+        peers = [method for method in peers if method == "torch"]
+    heads = [_SHORT_HEADS.get(method, method) for method in peers]
+    ends = ("x floor", "x torch", "x best", "error") if width >= _PLAIN_WIDTH else ("x torch", "x best")
+    middle = () if width < _MEDIUM_WIDTH else ("size",)
+    table = new_table(title, "layer", *middle, *heads, *ours, "auto", *ends, left=("size", "auto"))
     for comparison in comparisons:
         auto = comparison.row(comparison.auto)
         figures = comparison.figures(auto) if auto is not None else {}
         x_floor = figures.get("x_floor")
         worst = max((r for r in comparison.rows if r.ours and r.error is not None), key=lambda r: r.error or 0.0, default=None)
+        cells = {
+            "size": short_size(comparison),
+            "x floor": "-" if x_floor is None else f"{x_floor:.1f}x",
+            "x torch": ratio_text(figures.get("x_torch")),
+            "x best": ratio_text(figures.get("x_best_peer")),
+            "error": error_text(worst),
+        }
         table.add_row(
-            comparison.name if describe is None else f"{comparison.name}\n[dim]{describe(comparison)}[/]",
-            comparison.size_text.replace(" (cut", "\n(cut"),
-            *(seconds_text(comparison.row(method)) for method in others),
+            comparison.name,
+            *(cells[column] for column in middle),
+            *(seconds_text(comparison.row(method)) for method in peers),
             *(_highlight(comparison, method) for method in ours),
             comparison.auto,
-            "-" if x_floor is None else f"{x_floor:.1f}x",
-            ratio_text(figures.get("x_torch")),
-            ratio_text(figures.get("x_best_peer")),
-            error_text(worst),
+            *(cells[column] for column in ends),
         )
     return table
+
+
+def short_size(comparison: Comparison) -> str:
+    """Batch and size that ran, with a ``*`` where they were cut down."""
+    size, cut, _ = comparison.size_text.partition(" (cut from ")
+    return size + ("*" if cut else "")
 
 
 def _highlight(comparison: Comparison, method: str) -> str:

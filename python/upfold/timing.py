@@ -9,17 +9,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import torch
 
 Call = Callable[[], object]
 # One call, or the same call on several data sets that take turns so that no cache holds the operands.
-Work = Union[Call, Sequence[Call]]
+Work = Call | Sequence[Call]
 
 # A sample shorter than this says more about the clock than about the work.
 _SHORTEST_SAMPLE = 200e-6
 _FEWEST_SAMPLES = 3
+_LONG_CALL = 0.25
 _MOST_SAMPLES = 500
 _MOST_DATA_SETS = 512
 # Of the H100 and H200; used where the installed torch does not tell.
@@ -162,10 +163,11 @@ def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
             call()
         return time.perf_counter() - start
 
-    once()
-    settle()
     estimate = once()
     settle()
+    if estimate < _LONG_CALL:  # the first call paid for planning and fresh memory; a long one hardly noticed
+        estimate = once()
+        settle()
     repeats = range(max(1, math.ceil(_SHORTEST_SAMPLE / max(estimate, 1e-9))))
 
     def sample() -> float:

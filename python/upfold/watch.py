@@ -32,16 +32,18 @@ is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", _never_
 
 
 def transform_is_active() -> bool:
-    """Whether a ``torch.func`` transform (grad, vmap, jvp, functionalize) surrounds the call."""
-    return _functorch_level() is not None
+    """Whether a ``torch.func`` transform (grad, vmap, jvp, functionalize) surrounds a call that runs now."""
+    return not is_compiling() and _functorch_level() is not None
 
 
 def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
     """Whether the call may skip the dispatcher, gradients aside.
 
-    False under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or forward-mode differentiation, and for
-    tensor subclasses, unusual layouts, and lazy conjugates or negations.
+    False while a graph is compiled, under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or forward-mode differentiation, and for
+    tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
     """
+    if is_compiling():
+        return False
     if (
         _dispatch_modes()
         or _function_modes()
@@ -53,8 +55,12 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
         return False
     for tensor in tensors:
         if tensor is not None and (
-            type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg()
+            type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_conj() or tensor.is_neg()
         ):
+            return False
+        try:
+            tensor is None or tensor.data_ptr()
+        except RuntimeError:  # no storage: the batched tensors of torch.autograd.grad(is_grads_batched=True)
             return False
     return True
 

@@ -13,6 +13,10 @@ one large product. 16-bit problems use float32 throughout and round once, at the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
 
 import torch
 
@@ -53,9 +57,84 @@ def _blocking(problem: Problem) -> Blocking | None:
     element = DTYPE_BYTES[_compute_dtype(problem)]
     budget = problem.workspace_cap - _weight_bytes(problem) - 2 * _ALIGNMENT
     over_outputs = problem.operator is Operator.CONV_TRANSPOSE
-    sample_bytes = problem.in_channels * element
-    fits = choose_blocking(problem, element, min(budget, CPU_BLOCK_BYTES), over_outputs, sample_bytes)
-    return fits or choose_blocking(problem, element, budget, over_outputs, sample_bytes)
+    pixel_bytes = problem.in_channels * element
+    fits = choose_blocking(problem, element, min(budget, CPU_BLOCK_BYTES), over_outputs, pixel_bytes)
+    return fits or choose_blocking(problem, element, budget, over_outputs, pixel_bytes)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The output channels of one block: their groups, their rows inside a group, the shape and the native record of the columns."""
+
+    groups: slice
+    rows: slice
+    shape: tuple[int, int, int]  # groups, rows, samples * pixels
+    block: Any
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One region of some samples, and the parts of its channels."""
+
+    samples: Range
+    region: Region
+    pixels: int  # of all samples together
+    parts: tuple[_Part, ...]
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """Everything about a call on the CPU that its tensors do not change: the steps, and the workspace's parts in bytes."""
+
+    steps: tuple[_Step, ...]
+    weight_end: int
+    x_end: int
+    columns_end: int
+
+
+@lru_cache(maxsize=512)
+def _schedule(problem: Problem) -> _Schedule:
+    blocking = _blocking(problem)
+    assert blocking is not None, "reject() lets no such problem through"
+    element = DTYPE_BYTES[_compute_dtype(problem)]
+    over_outputs = problem.operator is Operator.CONV_TRANSPOSE
+    channels = tuple(channel_ranges(problem, blocking.channels))
+    steps = []
+    for samples in sample_ranges(problem, blocking.samples):
+        for region in regions(problem, blocking, over_outputs):
+            pixels = (samples[1] - samples[0]) * region.in_pixels
+            parts = tuple(_part(problem, part, samples, region) for part in channels)
+            steps.append(_Step(samples, region, pixels, parts))
+    weight_end = _weight_bytes(problem)
+    x_end = weight_end + _aligned(problem.in_channels * max(step.pixels for step in steps) * element)
+    most = max(prod(part.shape) for step in steps for part in step.parts)
+    return _Schedule(tuple(steps), weight_end, x_end, x_end + _aligned(most * element))
+
+
+def _part(problem: Problem, channels: Range, samples: Range, region: Region) -> _Part:
+    per_group, taps = problem.out_channels_per_group, problem.taps
+    group, count = channels[0] // per_group, channels[1] - channels[0]
+    if count >= per_group:
+        groups, rows = slice(group, channels[1] // per_group), slice(0, per_group * taps)
+    else:
+        begin = channels[0] - group * per_group
+        groups, rows = slice(group, group + 1), slice(begin * taps, (begin + count) * taps)
+    sample_count = samples[1] - samples[0]
+    (in_d, in_h, in_w), (out_d, out_h, out_w) = region.inputs, region.outputs
+    block = native.cpu().ColumnBlock(
+        n=samples,
+        oc=channels,
+        in_d=in_d,
+        in_h=in_h,
+        in_w=in_w,
+        out_d=out_d,
+        out_h=out_h,
+        out_w=out_w,
+        sample_stride=region.in_pixels,
+        row_stride=sample_count * region.in_pixels,
+    )
+    shape = (groups.stop - groups.start, rows.stop - rows.start, sample_count * region.in_pixels)
+    return _Part(groups, rows, shape, block)
 
 
 class Gemm:
@@ -80,19 +159,12 @@ class Gemm:
 
     def workspace_bytes(self, problem: Problem, config: int) -> int:
         """The weight in the compute type, one block of x and its columns."""
-        blocking = _blocking(problem)
-        if problem.batch == 0 or blocking is None:
-            return 0
-        pixels = _most_pixels(problem, blocking) * blocking.samples
-        element = DTYPE_BYTES[_compute_dtype(problem)]
-        columns = _aligned(blocking.channels * problem.taps * pixels * element)
-        return _weight_bytes(problem) + _aligned(problem.in_channels * pixels * element) + columns
+        return _schedule(problem).columns_end if problem.batch else 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""
-        blocking = _blocking(problem)
-        assert blocking is not None and workspace is not None
-        call = _CpuCall(problem, tensors, blocking, workspace)
+        assert workspace is not None
+        call = _CpuCall(problem, tensors, workspace)
         if problem.operator is Operator.CONV_TRANSPOSE:
             call.conv_transpose()
         elif problem.operator is Operator.CONV:
@@ -101,158 +173,96 @@ class Gemm:
             call.conv_transpose_weight()
 
 
-def _most_pixels(problem: Problem, blocking: Blocking) -> int:
-    over_outputs = problem.operator is Operator.CONV_TRANSPOSE
-    return max(region.in_pixels for region in regions(problem, blocking, over_outputs))
-
-
 class _CpuCall:
     """One call on the CPU: the operands as matrices per group, and the parts of the workspace."""
 
-    def __init__(self, problem: Problem, tensors: Tensors, blocking: Blocking, workspace: torch.Tensor) -> None:
-        self.problem, self.blocking, self.tensors = problem, blocking, tensors
+    def __init__(self, problem: Problem, tensors: Tensors, workspace: torch.Tensor) -> None:
+        self.problem, self.tensors, self.workspace = problem, tensors, workspace
+        self.schedule = _schedule(problem)
         self.dtype = _compute_dtype(problem)
-        self.threads = problem.threads
-        self.groups = problem.groups
-        pixels = _most_pixels(problem, blocking) * blocking.samples
-        element = DTYPE_BYTES[self.dtype]
-        weight_end = _weight_bytes(problem)
-        x_end = weight_end + _aligned(problem.in_channels * pixels * element)
-        self._weight_space = workspace[:weight_end].view(self.dtype)
-        self._x_space = workspace[weight_end:x_end].view(self.dtype)
-        self._column_space = workspace[x_end : len(workspace) // element * element].view(self.dtype)
+        self.code = DTYPE_CODES[self.dtype]
 
     def conv_transpose(self) -> None:
         p, (_, w, bias, y) = self.problem, self.tensors
-        weight = self._weight_copy(w) if self._needs_copy(w) else w
-        matrices = weight.view(self.groups, p.in_channels_per_group, -1).transpose(1, 2)
-        bias_pointer = 0 if bias is None else bias.data_ptr()
-        for samples in sample_ranges(p, self.blocking.samples):
-            for region in regions(p, self.blocking, over_outputs=True):
-                x = self._x_matrix(samples, region)
-                for channels in channel_ranges(p, self.blocking.channels):
-                    columns = self._columns(channels, samples, region)
-                    if columns.numel():
-                        groups, rows = self._rows(channels)
-                        _multiply(matrices[groups, rows], x[groups], columns)
-                    native.cpu().col2im(
-                        p.cpu,
-                        self._block(channels, samples, region),
-                        DTYPE_CODES[self.dtype],
-                        columns.data_ptr(),
-                        bias_pointer,
-                        y.data_ptr(),
-                        self.threads,
-                    )
+        matrices = self._weight(w).view(p.groups, p.in_channels_per_group, -1).transpose(1, 2)
+        bias_pointer, y_pointer = 0 if bias is None else bias.data_ptr(), y.data_ptr()
+        space = self._column_space()
+        for step in self.schedule.steps:
+            x = self._x_matrix(step)
+            for part in step.parts:
+                if step.pixels:
+                    columns = space[: prod(part.shape)].view(part.shape)
+                    _multiply(matrices[part.groups, part.rows], x[part.groups], columns)
+                native.cpu().col2im(p.cpu, part.block, self.code, space.data_ptr(), bias_pointer, y_pointer, p.threads)
 
     def conv(self) -> None:
         p, (x, w, _, _) = self.problem, self.tensors
-        weight = self._weight_copy(w) if self._needs_copy(w) else w
-        matrices = weight.view(self.groups, p.in_channels_per_group, -1)
-        for samples in sample_ranges(p, self.blocking.samples):
-            for region in regions(p, self.blocking, over_outputs=False):
-                result = self._x_space[: p.in_channels * _length(samples) * region.in_pixels]
-                result = result.view(self.groups, p.in_channels_per_group, -1)
-                for channels in channel_ranges(p, self.blocking.channels):
-                    columns = self._im2col(channels, samples, region)
-                    groups, rows = self._rows(channels)
-                    _multiply(matrices[groups, :, rows], columns, result[groups], accumulate=rows.start > 0)
-                target = _narrow(x, samples, region)
-                shape = (p.in_channels, _length(samples), *target.shape[2:])
-                target.copy_(result.reshape(shape).transpose(0, 1))
+        matrices = self._weight(w).view(p.groups, p.in_channels_per_group, -1)
+        for step in self.schedule.steps:
+            result = self._x_space(step).view(p.groups, p.in_channels_per_group, step.pixels)
+            for part in step.parts:
+                columns = self._im2col(part)
+                _multiply(matrices[part.groups, :, part.rows], columns, result[part.groups], accumulate=part.rows.start > 0)
+            target = _narrow(x, step)
+            target.copy_(result.view(p.in_channels, len(target), *target.shape[2:]).transpose(0, 1))
 
     def conv_transpose_weight(self) -> None:
         p, (_, w, _, _) = self.problem, self.tensors
         in_place = not self._needs_copy(w)
-        total = (w if in_place else self._weight_space[: w.numel()]).view(self.groups, p.in_channels_per_group, -1)
-        first = True
-        for samples in sample_ranges(p, self.blocking.samples):
-            for region in regions(p, self.blocking, over_outputs=False):
-                x = self._x_matrix(samples, region)
-                for channels in channel_ranges(p, self.blocking.channels):
-                    columns = self._im2col(channels, samples, region)
-                    groups, rows = self._rows(channels)
-                    _multiply(x[groups], columns.transpose(1, 2), total[groups, :, rows], accumulate=not first)
-                first = False
+        total = (w if in_place else self._weight_space(w)).view(p.groups, p.in_channels_per_group, -1)
+        for number, step in enumerate(self.schedule.steps):
+            x = self._x_matrix(step)
+            for part in step.parts:
+                columns = self._im2col(part).transpose(1, 2)
+                _multiply(x[part.groups], columns, total[part.groups, :, part.rows], accumulate=number > 0)
         if not in_place:
             w.copy_(total.view(w.shape))
 
     def _needs_copy(self, w: torch.Tensor) -> bool:
         return w.dtype != self.dtype or not w.is_contiguous()
 
-    def _weight_copy(self, w: torch.Tensor) -> torch.Tensor:
-        return self._weight_space[: w.numel()].view(w.shape).copy_(w)
+    def _weight(self, w: torch.Tensor) -> torch.Tensor:
+        """The weight, contiguous and in the compute type."""
+        return self._weight_space(w).copy_(w) if self._needs_copy(w) else w
 
-    def _x_matrix(self, samples: Range, region: Region) -> torch.Tensor:
+    def _weight_space(self, w: torch.Tensor) -> torch.Tensor:
+        return self.workspace[: self.schedule.weight_end].view(self.dtype)[: w.numel()].view(w.shape)
+
+    def _x_space(self, step: _Step) -> torch.Tensor:
+        space = self.workspace[self.schedule.weight_end : self.schedule.x_end].view(self.dtype)
+        return space[: self.problem.in_channels * step.pixels]
+
+    def _column_space(self) -> torch.Tensor:
+        return self.workspace[self.schedule.x_end : self.schedule.columns_end].view(self.dtype)
+
+    def _x_matrix(self, step: _Step) -> torch.Tensor:
         """The block of x as (groups, in_channels / groups, samples * pixels): a view where one sample allows it, else a copy."""
         p = self.problem
-        part = _narrow(self.tensors.x, samples, region)
-        if part.dtype == self.dtype and len(part) == 1:
+        block = _narrow(self.tensors.x, step)
+        if block.dtype == self.dtype and len(block) == 1:
             try:
-                return part[0].view(self.groups, p.in_channels_per_group, region.in_pixels)
+                return block[0].view(p.groups, p.in_channels_per_group, step.pixels)
             except RuntimeError:  # torch's way to say that the pixels do not lie evenly
                 pass
-        copy = self._x_space[: part.numel()].view(p.in_channels, len(part), *part.shape[2:])
-        copy.copy_(part.transpose(0, 1))
-        return copy.view(self.groups, p.in_channels_per_group, len(part) * region.in_pixels)
+        copy = self._x_space(step)
+        copy.view(p.in_channels, len(block), *block.shape[2:]).copy_(block.transpose(0, 1))
+        return copy.view(p.groups, p.in_channels_per_group, step.pixels)
 
-    def _columns(self, channels: Range, samples: Range, region: Region) -> torch.Tensor:
-        """Space for the columns of a block: (groups, rows of one group, samples * pixels)."""
+    def _im2col(self, part: _Part) -> torch.Tensor:
+        """The columns of a block of y, widened to the compute type on the way."""
         p = self.problem
-        groups, rows = self._rows(channels)
-        shape = (groups.stop - groups.start, rows.stop - rows.start, _length(samples) * region.in_pixels)
-        return self._column_space[: shape[0] * shape[1] * shape[2]].view(shape)
-
-    def _im2col(self, channels: Range, samples: Range, region: Region) -> torch.Tensor:
-        columns = self._columns(channels, samples, region)
-        # y is read in its own type when it is as wide as the columns; narrower values widen on the way.
-        native.cpu().im2col(
-            self.problem.cpu,
-            self._block(channels, samples, region),
-            DTYPE_CODES[self.dtype],
-            self.tensors.y.data_ptr(),
-            columns.data_ptr(),
-            self.threads,
-        )
+        columns = self._column_space()[: prod(part.shape)].view(part.shape)
+        native.cpu().im2col(p.cpu, part.block, self.code, self.tensors.y.data_ptr(), columns.data_ptr(), p.threads)
         return columns
 
-    def _rows(self, channels: Range) -> tuple[slice, slice]:
-        """The groups of a channel range, and its rows (channel, tap) inside a group."""
-        per_group, taps = self.problem.out_channels_per_group, self.problem.taps
-        group = channels[0] // per_group
-        if _length(channels) >= per_group:
-            return slice(group, channels[1] // per_group), slice(0, per_group * taps)
-        begin = channels[0] - group * per_group
-        return slice(group, group + 1), slice(begin * taps, (begin + _length(channels)) * taps)
 
-    def _block(self, channels: Range, samples: Range, region: Region) -> object:
-        pixels = region.in_pixels
-        (in_d, in_h, in_w), (out_d, out_h, out_w) = region.inputs, region.outputs
-        return native.cpu().ColumnBlock(
-            n=samples,
-            oc=channels,
-            in_d=in_d,
-            in_h=in_h,
-            in_w=in_w,
-            out_d=out_d,
-            out_h=out_h,
-            out_w=out_w,
-            sample_stride=pixels,
-            row_stride=_length(samples) * pixels,
-        )
-
-
-def _length(part: Range) -> int:
-    return part[1] - part[0]
-
-
-def _narrow(t: torch.Tensor, samples: Range, region: Region) -> torch.Tensor:
-    """The part of batched x that a block covers."""
-    part = t[samples[0] : samples[1]]
-    for axis, (begin, end) in enumerate(region.inputs[5 - t.dim() :], start=2):
+def _narrow(t: torch.Tensor, step: _Step) -> torch.Tensor:
+    """The part of batched x that a step covers."""
+    block = t[step.samples[0] : step.samples[1]]
+    for axis, (begin, end) in enumerate(step.region.inputs[5 - t.dim() :], start=2):
         if end - begin != t.shape[axis]:
-            part = part.narrow(axis, begin, end - begin)
-    return part
+            block = block.narrow(axis, begin, end - begin)
+    return block
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, result: torch.Tensor, accumulate: bool = False) -> None:

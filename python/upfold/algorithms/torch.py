@@ -57,7 +57,8 @@ class Torch:
             like = w if w.dtype == values.dtype else torch.empty_like(w, dtype=values.dtype)
             mask = [False, True, False]
             arguments = (stride, padding, dilation, True, output_padding, problem.groups, mask)
-            return torch.ops.aten.convolution_backward(grad, values, like, None, *arguments)[1]
+            gradient: torch.Tensor = torch.ops.aten.convolution_backward(grad, values, like, None, *arguments)[1]
+            return gradient
 
         if not w.is_complex():
             w.copy_(weight_gradient(x, y))

@@ -1,0 +1,155 @@
+"""The options that several commands share: the layer, its dtype, and where it runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from .problem import DTYPE_BYTES
+
+DTYPES = {str(dtype).rpartition(".")[2]: dtype for dtype in DTYPE_BYTES}
+
+
+class Failure(Exception):
+    """Ends a command with one line on stderr and exit status 2."""
+
+
+def add_run(parser: argparse.ArgumentParser, layout: bool = True) -> None:
+    """Add dtype, device, threads and layout to a command."""
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the tensors (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    if layout:
+        layouts = ("contiguous", "channels_last")
+        parser.add_argument("--layout", default="contiguous", choices=layouts, help="of the input (default: %(default)s)")
+
+
+def add_layer(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe one layer to a command."""
+    group = parser.add_argument_group("the layer", "A flag takes one number, or one for each spatial axis.")
+    group.add_argument("--case", metavar="NAME", help="a named layer of the bench's suites, in place of the flags below")
+    group.add_argument(
+        "--in", dest="in_channels", type=int, default=64, metavar="N", help="input channels (default: %(default)s)"
+    )
+    group.add_argument(
+        "--out", dest="out_channels", type=int, default=32, metavar="N", help="output channels (default: %(default)s)"
+    )
+    for flag, default in (("kernel", 2), ("stride", None), ("padding", 0), ("output-padding", 0), ("dilation", 1)):
+        text = f"(default: {default})" if default is not None else "(default: 1)"
+        group.add_argument(f"--{flag}", type=int, nargs="+", default=[1 if default is None else default], metavar="N", help=text)
+    group.add_argument("--groups", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    group.add_argument(
+        "--size",
+        type=int,
+        nargs="+",
+        default=[8, 8],
+        metavar="N",
+        help="spatial size of the input, 1 to 3 numbers (default: 8 8)",
+    )
+    group.add_argument("--batch", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--bias", action="store_true", help="add a bias (a named layer has its published flag)")
+    group.add_argument("--max-gflop", type=positive, help="cut the batch, then the size, down to this")
+    add_run(parser)
+
+
+def positive(text: str) -> float:
+    """Read a number above 0."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text}; must be above 0")
+    return value
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Read sizes joined by x."""
+    try:
+        return tuple(int(entry) for entry in text.lower().split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; sizes joined by x, for example 1x3x512x512") from None
+
+
+def chosen_device(arguments: argparse.Namespace) -> torch.device:
+    """The device that --device names, after --threads took effect."""
+    if getattr(arguments, "threads", None) is not None:
+        if arguments.threads < 1:
+            raise Failure(f"--threads = {arguments.threads}; must be at least 1")
+        torch.set_num_threads(arguments.threads)
+    try:
+        device = torch.device(arguments.device)
+    except RuntimeError:
+        raise Failure(f"--device = {arguments.device!r}; must be cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        from . import info
+
+        raise Failure(f"--device = {arguments.device}; CUDA is unavailable: {info.cuda_state()['reason']}")
+    return device
+
+
+def chosen_case(arguments: argparse.Namespace) -> Any:
+    """The layer that the flags describe."""
+    from . import cases
+
+    if arguments.case is not None:
+        case = cases.find(arguments.case)
+    else:
+        ndim = len(arguments.size)
+        if ndim > 3:
+            raise Failure(f"--size = {arguments.size}; 1 to 3 numbers, one for each spatial axis")
+        axes = {}
+        for name in ("kernel", "stride", "padding", "output_padding", "dilation"):
+            entries = getattr(arguments, name)
+            if len(entries) not in (1, ndim):
+                raise Failure(f"--{name.replace('_', '-')} = {entries}; one number, or {ndim} as in --size")
+            axes[name] = tuple(entries) * (ndim // len(entries))
+        for flag, value in (
+            ("in", arguments.in_channels),
+            ("out", arguments.out_channels),
+            ("groups", arguments.groups),
+        ):
+            if value < 1:
+                raise Failure(f"--{flag} = {value}; must be at least 1")
+        if arguments.out_channels % arguments.groups or arguments.in_channels % arguments.groups:
+            raise Failure(
+                f"--groups = {arguments.groups}; must divide --in {arguments.in_channels} and --out {arguments.out_channels}"
+            )
+        case = cases.Case(
+            name="layer",
+            tier="custom",
+            batch=arguments.batch,
+            in_channels=arguments.in_channels,
+            out_channels=arguments.out_channels,
+            in_size=tuple(arguments.size),
+            kernel_size=axes["kernel"],
+            stride=axes["stride"],
+            padding=axes["padding"],
+            output_padding=axes["output_padding"],
+            dilation=axes["dilation"],
+            groups=arguments.groups,
+            bias=arguments.bias,
+        )
+        from .problem import conv_transpose_shape
+
+        weight = (case.in_channels, case.out_channels // case.groups, *case.kernel_size)
+        conv_transpose_shape((case.batch, case.in_channels, *case.in_size), weight, None, case.geometry)
+        if case.batch < 1:
+            raise Failure(f"--batch = {case.batch}; must be at least 1, an empty batch takes no time")
+    return case if arguments.max_gflop is None else case.scaled(arguments.max_gflop)
+
+
+def layer_words(case: Any, arguments: argparse.Namespace) -> list[str]:
+    """The flags that describe a layer again, for a repro line."""
+    words = [f"--in {case.in_channels} --out {case.out_channels}"]
+    for flag, entries in (
+        ("kernel", case.kernel_size),
+        ("stride", case.stride),
+        ("padding", case.padding),
+        ("output-padding", case.output_padding),
+        ("dilation", case.dilation),
+        ("size", case.in_size),
+    ):
+        words.append(f"--{flag} " + " ".join(map(str, entries)))
+    words.append(f"--groups {case.groups} --batch {case.batch} --dtype {arguments.dtype} --layout {arguments.layout}")
+    words.append(f"--device {arguments.device}" + (" --bias" if case.bias else ""))
+    return words

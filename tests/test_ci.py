@@ -1,0 +1,141 @@
+"""The checks themselves: each must fail when what it guards against is planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CI = ROOT / ".ci"
+pytestmark = pytest.mark.skipif(not CI.is_dir(), reason="no source tree here")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+
+KERNEL_BEGIN = "  const std::int64_t step = std::int64_t(gridDim.x) * kThreads;\n"
+WGMMA = '  asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");\n'
+
+
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the repository; its output is in the answer."""
+    environment = {**os.environ, **variables}
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Return a copy of the C++ tree that a test may spoil."""
+    return Path(shutil.copytree(ROOT / "cpp", tmp_path / "cpp"))
+
+
+def plant(path: Path, before: str, text: str) -> None:
+    """Put text in front of the first place of a file where `before` stands."""
+    original = path.read_text()
+    assert before in original
+    path.write_text(original.replace(before, text + before, 1))
+
+
+@needs_nvcc
+def test_a_syntax_error_fails_the_device_step(sources):
+    path = sources / "cuda" / "columns.cu"
+    plant(path, KERNEL_BEGIN, "  int planted = ;\n")
+    done = run(sys.executable, CI / "compile_device.py", "--arch", "sm_75", path)
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+    assert "expected an expression" in done.stdout
+
+
+@needs_nvcc
+def test_a_warning_fails_the_device_step(sources):
+    path = sources / "cuda" / "columns.cu"
+    plant(path, KERNEL_BEGIN, "  int planted = 1;\n")
+    done = run(sys.executable, CI / "compile_device.py", "--arch", "sm_75", path)
+    assert done.returncode == 1
+    assert "planted" in done.stdout
+
+
+@pytest.fixture(scope="session")
+def cuda11() -> Path:
+    """Return the folder that holds CUDA 11.7's compiler, brought by pip where it is not there yet."""
+    if not sys.platform.startswith("linux") or os.uname().machine != "x86_64":
+        pytest.skip("CUDA 11.7's packages are for Linux on x86-64")
+    sys.path.insert(0, str(CI))
+    try:
+        import compile_cuda11
+    finally:
+        sys.path.remove(str(CI))
+    folder = CI / ".work" / "cuda11"
+    try:
+        compile_cuda11.install(folder)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"CUDA 11.7 could not be installed by pip: {error}")
+    return folder
+
+
+def compile_cuda11_one(folder: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    """Compile one source by CUDA 11.7 for sm_80."""
+    return run(sys.executable, CI / "compile_cuda11.py", "--packages", folder, "--arch", "sm_80", path)
+
+
+def test_wgmma_outside_its_guard_fails_the_cuda_11_step(cuda11, sources):
+    path = sources / "cuda" / "columns.cu"
+    plant(path, KERNEL_BEGIN, WGMMA)
+    done = compile_cuda11_one(cuda11, path)
+    assert done.returncode == 1, done.stdout
+    assert "wgmma" in done.stdout
+
+
+def test_wgmma_inside_its_guard_passes_the_cuda_11_step(cuda11, sources):
+    path = sources / "cuda" / "columns.cu"
+    plant(path, KERNEL_BEGIN, f"#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n{WGMMA}#endif\n")
+    done = compile_cuda11_one(cuda11, path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_source_without_kernels_fails_the_cuda_11_step(cuda11, tmp_path):
+    path = tmp_path / "empty.cu"
+    path.write_text("template <typename T> __global__ void never(T* p) { *p = 0; }\n")
+    done = compile_cuda11_one(cuda11, path)
+    assert done.returncode == 1
+    assert "no kernel was compiled" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="make and bash are Unix's")
+class TestSetup:
+    """A missing prerequisite is named in one line, before anything is created."""
+
+    def test_python_missing(self, tmp_path):
+        done = run("bash", CI / "setup", PYTHON="no-such-python", VENV=str(tmp_path / "venv"))
+        assert done.returncode != 0
+        assert done.stderr == "upfold: no-such-python was not found; on Debian or Ubuntu: apt-get install python3\n"
+        assert not (tmp_path / "venv").exists()
+
+    def test_compiler_missing(self, tmp_path):
+        tools = tmp_path / "bin"
+        tools.mkdir()
+        for tool in ("bash", "dirname", "env"):
+            (tools / tool).symlink_to(shutil.which(tool))
+        done = run("bash", CI / "setup", PYTHON=sys.executable, VENV=str(tmp_path / "venv"), PATH=str(tools), CXX="")
+        assert done.returncode != 0
+        assert done.stderr.endswith("apt-get install g++\n")
+        assert done.stderr.count("\n") == 1
+
+
+def test_versions_are_compared(tmp_path):
+    names = ["pyproject.toml", "constraints.txt", "CHANGELOG.md", "CMakeLists.txt"]
+    for name in names:
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(CI, tmp_path / ".ci", ignore=shutil.ignore_patterns(".work", "__pycache__"))
+    script = tmp_path / ".ci" / "check_versions.py"
+    assert run(sys.executable, script).returncode == 0
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("## [0.", "## [9.", 1))
+    pins = tmp_path / "constraints.txt"
+    pins.write_text(pins.read_text().replace("ruff==", "rough=="))
+    done = run(sys.executable, script)
+    assert done.returncode == 1
+    assert "CHANGELOG.md: newest version" in done.stdout
+    assert "ruff is not pinned" in done.stdout
