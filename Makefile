@@ -29,8 +29,9 @@ setup-cli:
 demo: setup-cli
 	@$(RUN) upfold demo $(ARGS)
 
+# One thread a worker: two pools that spin on two cores made the suite several times slower. Tests of threading set their own count.
 test: setup
-	@$(RUN) python -m pytest -n 2 --cov --cov-report=term $(ARGS)
+	@$(RUN) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE python -m pytest -n 2 --cov --cov-report=term $(ARGS)
 
 lint: setup
 	@$(RUN) .ci/lint

@@ -51,9 +51,7 @@ def check_pins(problems: list[str]) -> None:
         if canonical(name) not in pins:
             problems.append(f"constraints.txt: {name} is not pinned")
         elif operator == "==" and version not in pins[canonical(name)]:
-            problems.append(
-                f"constraints.txt: {name} is pinned to {pins[canonical(name)]}, pyproject.toml says {version}"
-            )
+            problems.append(f"constraints.txt: {name} is pinned to {pins[canonical(name)]}, pyproject.toml says {version}")
 
 
 def check_python(problems: list[str]) -> None:
@@ -70,9 +68,7 @@ def check_python(problems: list[str]) -> None:
         "CMakeLists.txt": re.search(r"Python 3\.(\d+) REQUIRED", read("CMakeLists.txt")).group(1),  # type: ignore[union-attr]
     }
     problems += [
-        f"{where}: Python 3.{value}; requires-python says 3.{oldest}"
-        for where, value in stated.items()
-        if value != oldest
+        f"{where}: Python 3.{value}; requires-python says 3.{oldest}" for where, value in stated.items() if value != oldest
     ]
 
 

@@ -36,22 +36,36 @@ inline pybind11::tuple tuple_of(const Strides& s) { return pybind11::make_tuple(
 // The integer fields of a Problem, by the names that Python uses.
 struct ProblemField {
   const char* name;
-  std::int64_t Problem::*member;
+  std::int64_t Problem::* member;
 };
 
 constexpr ProblemField kProblemFields[] = {
-    {"batch", &Problem::batch},           {"in_channels", &Problem::in_channels}, {"out_channels", &Problem::out_channels},
-    {"groups", &Problem::groups},         {"in_d", &Problem::in_d},               {"in_h", &Problem::in_h},
-    {"in_w", &Problem::in_w},             {"out_d", &Problem::out_d},             {"out_h", &Problem::out_h},
-    {"out_w", &Problem::out_w},           {"kernel_d", &Problem::kernel_d},       {"kernel_h", &Problem::kernel_h},
-    {"kernel_w", &Problem::kernel_w},     {"stride_d", &Problem::stride_d},       {"stride_h", &Problem::stride_h},
-    {"stride_w", &Problem::stride_w},     {"pad_d", &Problem::pad_d},             {"pad_h", &Problem::pad_h},
-    {"pad_w", &Problem::pad_w},           {"dilation_d", &Problem::dilation_d},   {"dilation_h", &Problem::dilation_h},
+    {"batch", &Problem::batch},
+    {"in_channels", &Problem::in_channels},
+    {"out_channels", &Problem::out_channels},
+    {"groups", &Problem::groups},
+    {"in_d", &Problem::in_d},
+    {"in_h", &Problem::in_h},
+    {"in_w", &Problem::in_w},
+    {"out_d", &Problem::out_d},
+    {"out_h", &Problem::out_h},
+    {"out_w", &Problem::out_w},
+    {"kernel_d", &Problem::kernel_d},
+    {"kernel_h", &Problem::kernel_h},
+    {"kernel_w", &Problem::kernel_w},
+    {"stride_d", &Problem::stride_d},
+    {"stride_h", &Problem::stride_h},
+    {"stride_w", &Problem::stride_w},
+    {"pad_d", &Problem::pad_d},
+    {"pad_h", &Problem::pad_h},
+    {"pad_w", &Problem::pad_w},
+    {"dilation_d", &Problem::dilation_d},
+    {"dilation_h", &Problem::dilation_h},
     {"dilation_w", &Problem::dilation_w},
 };
 
-// Problem(op=, dtype=, activation=, activation_slope=, batch=, ..., x_strides=, w_strides=, y_strides=): every field is required but
-// activation, activation_slope and the strides.
+// Problem(op=, dtype=, activation=, activation_slope=, batch=, ..., x_strides=, w_strides=, y_strides=): every field is required
+// but activation, activation_slope and the strides.
 inline Problem problem_from(const pybind11::kwargs& fields) {
   Problem p{};
   std::size_t used = 0;
@@ -86,14 +100,17 @@ inline ColumnBlock column_block_from(const pybind11::kwargs& fields) {
     return fields[name].cast<std::int64_t>();
   };
   require(fields.size() == 10, "ColumnBlock: ", fields.size(), " fields given; must be 10");
-  return {range("n"),     range("oc"),    range("in_d"),  range("in_h"),            range("in_w"),
-          range("out_d"), range("out_h"), range("out_w"), integer("sample_stride"), integer("row_stride")};
+  return {range("n"),           range("oc"),    range("in_d"),
+          range("in_h"),        range("in_w"),  range("out_d"),
+          range("out_h"),       range("out_w"), integer("sample_stride"),
+          integer("row_stride")};
 }
 
 inline void bind_problem(pybind11::module_& m) {
   namespace py = pybind11;
   py::register_local_exception<InvalidArgument>(m, "InvalidArgument", PyExc_ValueError);
-  py::class_<Problem> problem(m, "Problem", py::module_local(), "One operator call: sizes, axes, dtype and strides, checked by Python.");
+  py::class_<Problem> problem(m, "Problem", py::module_local(),
+                              "One operator call: sizes, axes, dtype and strides, checked by Python.");
   problem.def(py::init([](const py::kwargs& fields) { return problem_from(fields); }));
   for (const ProblemField& field : kProblemFields) problem.def_readonly(field.name, field.member);
   problem.def_property_readonly("op", [](const Problem& p) { return static_cast<std::int32_t>(p.op); });

@@ -75,15 +75,9 @@ struct Axis {
   std::int64_t in, out, kernel, stride, pad, dilation;
 };
 
-UPFOLD_INLINE Axis axis_d(const Problem& p) {
-  return {p.in_d, p.out_d, p.kernel_d, p.stride_d, p.pad_d, p.dilation_d};
-}
-UPFOLD_INLINE Axis axis_h(const Problem& p) {
-  return {p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_h, p.dilation_h};
-}
-UPFOLD_INLINE Axis axis_w(const Problem& p) {
-  return {p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_w, p.dilation_w};
-}
+UPFOLD_INLINE Axis axis_d(const Problem& p) { return {p.in_d, p.out_d, p.kernel_d, p.stride_d, p.pad_d, p.dilation_d}; }
+UPFOLD_INLINE Axis axis_h(const Problem& p) { return {p.in_h, p.out_h, p.kernel_h, p.stride_h, p.pad_h, p.dilation_h}; }
+UPFOLD_INLINE Axis axis_w(const Problem& p) { return {p.in_w, p.out_w, p.kernel_w, p.stride_w, p.pad_w, p.dilation_w}; }
 
 UPFOLD_INLINE std::int64_t in_channels_per_group(const Problem& p) { return p.in_channels / p.groups; }
 UPFOLD_INLINE std::int64_t out_channels_per_group(const Problem& p) { return p.out_channels / p.groups; }

@@ -309,9 +309,7 @@ def run(task: Any, device: torch.device | str = "cpu", max_gflop: float | None =
 def main() -> None:
     parser = argparse.ArgumentParser(description="The five tasks, torch's layer against upfold's.")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument(
-        "--max-gflop", type=float, help="cut each task down to this (default: 1 on a CPU, whole on a GPU)"
-    )
+    parser.add_argument("--max-gflop", type=float, help="cut each task down to this (default: 1 on a CPU, whole on a GPU)")
     parser.add_argument("--seconds", type=float, default=0.5, help="time spent on each model (default: %(default)s)")
     options = parser.parse_args()
     limit = options.max_gflop

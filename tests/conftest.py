@@ -17,6 +17,11 @@ if hypothesis is not None:
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: a pool of threads in each would only wait for the others. Tests about threads set their own number.
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where a test's tensors live; tests/gpu overrides it and runs the same functions there."""

@@ -13,9 +13,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.enter = nn.Conv2d(3, 8, 3, padding=1)
         self.up = nn.ConvTranspose2d(8, 6, 4, 2, 1)
-        self.rest = nn.Sequential(
-            nn.BatchNorm2d(6), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3, 2, 1, 1, bias=False), nn.Dropout(0.5)
-        )
+        self.rest = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3, 2, 1, 1, bias=False), nn.Dropout(0.5))
 
     def forward(self, x):
         return self.rest(self.up(self.enter(x)))

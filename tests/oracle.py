@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import upfold
 from upfold.cases import Case, sparse_integers
 from upfold.dispatch import explain
 from upfold.execute import describe
-from upfold.problem import Geometry, cached_geometry
+from upfold.problem import Geometry
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -31,9 +31,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def grid(
-    cases: Sequence[Case], dtypes: Sequence[torch.dtype], algorithms: Iterable[str] = ALGORITHMS
-) -> pytest.MarkDecorator:
+def grid(cases: Sequence[Case], dtypes: Sequence[torch.dtype], algorithms: Iterable[str] = ALGORITHMS) -> pytest.MarkDecorator:
     """Parametrise over algorithm, case, dtype; the case changes slowest, so that its reference is computed once."""
     rows = [
         pytest.param(algorithm, case, dtype, id=f"{algorithm}-{case.name}-{dtype_name(dtype)}")
@@ -116,9 +114,7 @@ def _canvas_size(in_size: Sequence[int], kernel_size: Sequence[int], geometry: G
 
 
 def _crop(canvas: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    inner = tuple(
-        slice(p, size - p) for p, size in zip(geometry.padding, canvas.shape[-geometry.ndim :], strict=True)
-    )
+    inner = tuple(slice(p, size - p) for p, size in zip(geometry.padding, canvas.shape[-geometry.ndim :], strict=True))
     return canvas[(..., *inner)]
 
 
@@ -150,14 +146,10 @@ def loop_conv(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], geometry
     return x.reshape(g.shape[0], w.shape[0], *in_size)
 
 
-def loop_conv_transpose_weight(
-    x: torch.Tensor, g: torch.Tensor, kernel_size: Sequence[int], geometry: Geometry
-) -> torch.Tensor:
+def loop_conv_transpose_weight(x: torch.Tensor, g: torch.Tensor, kernel_size: Sequence[int], geometry: Geometry) -> torch.Tensor:
     """The adjoint in w: every tap's weights are what x and the canvas have in common there."""
     groups, in_size = geometry.groups, x.shape[2:]
-    canvas = g.new_zeros(
-        g.shape[0], groups, g.shape[1] // groups, *_canvas_size(in_size, kernel_size, geometry)
-    )
+    canvas = g.new_zeros(g.shape[0], groups, g.shape[1] // groups, *_canvas_size(in_size, kernel_size, geometry))
     _crop(canvas, geometry).copy_(g.reshape(g.shape[0], groups, g.shape[1] // groups, *g.shape[2:]))
     rows = x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(in_size))
     w = x.new_zeros(groups, x.shape[1] // groups, g.shape[1] // groups, *kernel_size)
@@ -167,9 +159,38 @@ def loop_conv_transpose_weight(
     return w.reshape(x.shape[1], g.shape[1] // groups, *kernel_size)
 
 
-def fold_geometry(
-    kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
-) -> Geometry:
+def running_conv_transpose(operands: Operands, geometry: Geometry) -> torch.Tensor:
+    """`loop_conv_transpose` with one sum per output that takes its products one after the other, rounding after each."""
+    x, w, b = operands
+    groups, in_size, kernel_size = geometry.groups, x.shape[2:], w.shape[2:]
+    x = x.reshape(x.shape[0], groups, x.shape[1] // groups, 1, *in_size)
+    w = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel_size)
+    canvas = x.new_zeros(x.shape[0], groups, w.shape[2], *_canvas_size(in_size, kernel_size, geometry))
+    for tap in taps(kernel_size):
+        sums = canvas[(..., *_canvas_slice(tap, in_size, geometry))]
+        columns = w[(..., *tap)].reshape(*w.shape[:3], *[1] * geometry.ndim)
+        for channel in range(w.shape[1]):
+            sums += columns[:, channel] * x[:, :, channel]
+    y = _crop(canvas.flatten(1, 2), geometry)
+    return y if b is None else y + b.reshape(-1, *[1] * geometry.ndim)
+
+
+def running_conv(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], geometry: Geometry) -> torch.Tensor:
+    """`loop_conv` with one running sum per output."""
+    groups, kernel_size = geometry.groups, w.shape[2:]
+    canvas = g.new_zeros(g.shape[0], groups, w.shape[1], *_canvas_size(in_size, kernel_size, geometry))
+    _crop(canvas, geometry).copy_(g.reshape(g.shape[0], groups, w.shape[1], *g.shape[2:]))
+    w = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel_size)
+    x = g.new_zeros(g.shape[0], groups, w.shape[1], *in_size)
+    for tap in taps(kernel_size):
+        read = canvas[(..., *_canvas_slice(tap, in_size, geometry))].unsqueeze(2)
+        columns = w[(..., *tap)].reshape(*w.shape[:3], *[1] * geometry.ndim)
+        for channel in range(w.shape[2]):
+            x += columns[:, :, channel] * read[:, :, :, channel]
+    return x.flatten(1, 2)
+
+
+def fold_geometry(kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Geometry:
     return Geometry(tuple(stride), tuple(padding), (0,) * len(kernel_size), tuple(dilation))
 
 
@@ -184,9 +205,7 @@ def loop_fold(columns: torch.Tensor, size: Sequence[int], kernel_size: Sequence[
     blocks = blocks_of(size, kernel_size, geometry)
     channels = columns.shape[1] // math.prod(kernel_size)
     columns = columns.reshape(columns.shape[0], channels, *kernel_size, *blocks)
-    canvas = columns.new_zeros(
-        *columns.shape[:2], *(n + 2 * p for n, p in zip(size, geometry.padding, strict=True))
-    )
+    canvas = columns.new_zeros(*columns.shape[:2], *(n + 2 * p for n, p in zip(size, geometry.padding, strict=True)))
     for tap in taps(kernel_size):
         canvas[(..., *_canvas_slice(tap, blocks, geometry))] += columns[(slice(None), slice(None), *tap)]
     return _crop(canvas, geometry)
@@ -231,23 +250,3 @@ def error_figure(error: torch.Tensor, magnitude: torch.Tensor) -> float:
         return 0.0
     ratio = torch.where(magnitude > 0, error.abs() / magnitude, torch.where(error.abs() > 0, math.inf, 0.0))
     return float(ratio.max())
-
-
-def raises(error: type[Exception] | tuple[type[Exception], ...], function: Callable[[], object]) -> bool:
-    try:
-        function()
-    except error:
-        return True
-    return False
-
-
-def small_geometry(ndim: int, kernel: int = 3, **letters: Any) -> Geometry:
-    """Geometry of `ndim` axes from torch's words, integers spread over the axes."""
-    return cached_geometry(
-        ndim,
-        letters.get("stride", 1),
-        letters.get("padding", 0),
-        letters.get("output_padding", 0),
-        letters.get("groups", 1),
-        letters.get("dilation", 1),
-    )

@@ -1,12 +1,12 @@
-"""Each wrong argument gets one sentence (argument = value; rule; hint) before any work, from functions, layers and fakes alike."""
+"""Each wrong argument gets one sentence (argument = value; rule; hint) before any work, from functions, layers and fakes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from oracle import ALGORITHMS, ours
 
 import upfold
+from oracle import ALGORITHMS, ours
 from upfold import InvalidArgument
 from upfold.problem import make_geometry
 
@@ -24,7 +24,10 @@ BAD = {
     "rank of weight": (lambda: deconv(w=torch.ones(4, 3, 3)), r"weight\.shape = \(4, 3, 3\).*4 axes"),
     "rank of weight in 1-D": (lambda: upfold.conv_transpose1d(torch.ones(1, 4, 5), W), r"weight\.shape.*3 axes"),
     "rank of bias": (lambda: deconv(b=torch.ones(3, 1)), r"bias\.shape = \(3, 1\); must be \(3,\)"),
-    "channels": (lambda: deconv(w=torch.ones(5, 3, 3, 3)), r"weight\.shape\[0\] = 5 but input has 4 channels; in_channels must match"),
+    "channels": (
+        lambda: deconv(w=torch.ones(5, 3, 3, 3)),
+        r"weight\.shape\[0\] = 5 but input has 4 channels; in_channels must match",
+    ),
     "length of bias": (lambda: deconv(b=torch.ones(4)), r"bias\.shape = \(4,\); must be \(3,\)"),
     "groups that do not divide": (lambda: deconv(groups=3), r"groups = 3; must divide in_channels = 4"),
     "no groups": (lambda: deconv(groups=0), r"groups = 0; must be at least 1"),
@@ -38,17 +41,29 @@ BAD = {
     "no channels": (lambda: deconv(torch.ones(2, 0, 5, 6), torch.ones(0, 3, 3, 3)), r"at least 1"),
     "negative padding": (lambda: deconv(padding=-1), r"padding = \(-1, -1\); must be at least 0"),
     "negative output padding": (lambda: deconv(output_padding=-1), r"output_padding = \(-1, -1\); must be at least 0"),
-    "output padding": (lambda: deconv(stride=2, output_padding=2), r"output_padding = \(2, 2\); must be smaller than stride \(2, 2\) or dilation"),
-    "output padding on one axis": (lambda: deconv(stride=(2, 1), output_padding=(1, 1)), r"output_padding = \(1, 1\); must be smaller"),
+    "output padding": (
+        lambda: deconv(stride=2, output_padding=2),
+        r"output_padding = \(2, 2\); must be smaller than stride \(2, 2\) or dilation",
+    ),
+    "output padding on one axis": (
+        lambda: deconv(stride=(2, 1), output_padding=(1, 1)),
+        r"output_padding = \(1, 1\); must be smaller",
+    ),
     "no output": (lambda: deconv(padding=4), r"padding = \(4, 4\) gives output size \(-1, 0\).*at least 1"),
     "length of stride": (lambda: deconv(stride=(1, 2, 3)), r"stride = \(1, 2, 3\); must be an integer or 2 integers; got 3"),
-    "length of padding": (lambda: upfold.conv_transpose1d(torch.ones(1, 4, 5), torch.ones(4, 1, 3), padding=(1, 1)), r"padding = \(1, 1\)"),
+    "length of padding": (
+        lambda: upfold.conv_transpose1d(torch.ones(1, 4, 5), torch.ones(4, 1, 3), padding=(1, 1)),
+        r"padding = \(1, 1\)",
+    ),
     "dtypes differ": (lambda: deconv(w=W.double()), r"weight\.dtype = torch\.float64.*torch\.float32"),
     "dtype of bias": (lambda: deconv(b=B.half()), r"bias\.dtype = torch\.float16.*torch\.float32"),
     "integers": (lambda: deconv(X.long(), W.long(), B.long()), r"dtype = torch\.int64"),
     "devices differ": (lambda: deconv(w=W.to("meta")), r"weight is on meta but input is on cpu"),
     "device of bias": (lambda: deconv(b=B.to("meta")), r"bias is on meta but input is on cpu"),
-    "unknown algorithm": (lambda: deconv(algorithm="winograd"), r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'direct'"),
+    "unknown algorithm": (
+        lambda: deconv(algorithm="winograd"),
+        r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'direct'",
+    ),
     "unknown algorithm in a block": (lambda: upfold.use(algorithm="winograd").__enter__(), r"algorithm = 'winograd'"),
     "negative cap": (lambda: upfold.use(workspace_mb=-1).__enter__(), r"workspace_mb = -1; must be positive"),
     "unknown activation": (lambda: deconv(activation="softmax"), r"activation = 'softmax'; must be None or one of 'relu'"),
@@ -59,10 +74,16 @@ BAD = {
     "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out is on meta but input is on cpu"),
     "out with gradients": (lambda: deconv(w=W.clone().requires_grad_(), out=torch.empty(2, 3, 7, 8)), r"out.*gradient"),
     "out that needs a gradient": (lambda: deconv(out=torch.empty(2, 3, 7, 8, requires_grad=True)), r"out.*gradient"),
-    "out that overlaps itself": (lambda: deconv(out=torch.empty(2, 3, 7, 1).expand(2, 3, 7, 8)), r"out has strides .*must not share memory"),
+    "out that overlaps itself": (
+        lambda: deconv(out=torch.empty(2, 3, 7, 1).expand(2, 3, 7, 8)),
+        r"out has strides .*must not share memory",
+    ),
     "64-bit overflow": (lambda: deconv(stride=2**61), r"64-bit"),
     "64-bit overflow of one axis": (lambda: deconv(dilation=2**62), r"64-bit"),
-    "layer's input": (lambda: upfold.ConvTranspose2d(4, 3, 3)(torch.ones(2, 5, 4, 4)), r"weight\.shape\[0\] = 4 but input has 5 channels"),
+    "layer's input": (
+        lambda: upfold.ConvTranspose2d(4, 3, 3)(torch.ones(2, 5, 4, 4)),
+        r"weight\.shape\[0\] = 4 but input has 5 channels",
+    ),
 }
 
 

@@ -61,9 +61,7 @@ def needs(module: str) -> pytest.MarkDecorator:
 
 def run_without_upfold(program: str, data: bytes) -> bytes:
     """Run a program that gets `data` on stdin in a Python that cannot import upfold."""
-    preamble = (
-        "import sys\nsys.modules['upfold'] = None\nimport io, torch\ndata = io.BytesIO(sys.stdin.buffer.read())\n"
-    )
+    preamble = "import sys\nsys.modules['upfold'] = None\nimport io, torch\ndata = io.BytesIO(sys.stdin.buffer.read())\n"
     result = subprocess.run([sys.executable, "-c", preamble + program], input=data, capture_output=True, timeout=120)
     assert result.returncode == 0, result.stderr.decode()
     return result.stdout
@@ -164,9 +162,7 @@ def test_export(strict):
     torch.testing.assert_close(program.module()(x), want)
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 11) and torch.__version__.startswith("2.0."), reason="torch 2.0 compiles up to 3.10"
-)
+@pytest.mark.skipif(sys.version_info >= (3, 11) and torch.__version__.startswith("2.0."), reason="torch 2.0 compiles up to 3.10")
 def test_compile():
     model, x, want = replaced()
     torch._dynamo.reset()

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracle import DTYPES, assert_exact, blocks_of, dtype_name, exact_like, fold_geometry, loop_fold, loop_unfold, wide
-from strategies import STORAGES
 
 import upfold
+from oracle import DTYPES, assert_exact, blocks_of, dtype_name, exact_like, fold_geometry, loop_fold, loop_unfold, wide
+from strategies import STORAGES
 from upfold import InvalidArgument
 
 # kernel, dilation, padding, stride of each axis
@@ -58,7 +58,9 @@ def windows(draw):
     return tuple(zip(*axes, strict=True))
 
 
-@given(window=windows(), dtype=st.sampled_from(DTYPES), batch=st.integers(0, 3), channels=st.integers(1, 4), seed=st.integers(0, 99))
+@given(
+    window=windows(), dtype=st.sampled_from(DTYPES), batch=st.integers(0, 3), channels=st.integers(1, 4), seed=st.integers(0, 99)
+)
 def test_against_loops(window, dtype, batch, channels, seed, device):
     size, kernel, dilation, padding, stride = window
     geometry = fold_geometry(kernel, dilation, padding, stride)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import torch
-from oracle import ALGORITHMS, dtype_name, ours, skip_if_refused, torchs
 
+from oracle import ALGORITHMS, dtype_name, ours, skip_if_refused, torchs
 from upfold.problem import make_geometry
 
 # (geometry arguments in torch's order, x shape, w shape): tiny, for the finite differences.

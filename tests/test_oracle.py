@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from oracle import (
     ALGORITHMS,
     assert_exact,
@@ -20,7 +21,6 @@ from oracle import (
     reference_gradients,
     refusal,
 )
-
 from upfold import cases
 from upfold.problem import InvalidArgument, Operator, conv_transpose_shape
 

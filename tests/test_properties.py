@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+import upfold
 from oracle import (
     ALGORITHMS,
     assert_exact,
@@ -23,8 +25,6 @@ from oracle import (
     skip_if_refused,
 )
 from strategies import STORAGES, layers
-
-import upfold
 from upfold import cases
 
 SIX = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
@@ -136,7 +136,15 @@ def test_repeats_bit_for_bit(algorithm, layer, dtype, seed, device):
         assert all(map(torch.equal, gradients, torch.autograd.grad(again, (x, w), g)))
 
 
-REPEATED = ("asymmetric-all", "depthwise-k4s2p1", "cyclegan-128-64@128", "seed0-grouped-dilated", "nnunet3d-64-32@64", "encodec-64-32@12000", "pix2pix-512-512@1")
+REPEATED = (
+    "asymmetric-all",
+    "depthwise-k4s2p1",
+    "cyclegan-128-64@128",
+    "seed0-grouped-dilated",
+    "nnunet3d-64-32@64",
+    "encodec-64-32@12000",
+    "pix2pix-512-512@1",
+)
 
 
 @pytest.mark.parametrize("name", REPEATED)
@@ -158,7 +166,12 @@ def test_threads_do_not_change_a_bit(name, dtype):
 
 
 @EACH
-@given(layer=layers(), dtype=st.sampled_from((torch.float32, torch.bfloat16)), poison=st.sampled_from([torch.nan, torch.inf, -torch.inf]), seed=st.integers(0, 999))
+@given(
+    layer=layers(),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    poison=st.sampled_from([torch.nan, torch.inf, -torch.inf]),
+    seed=st.integers(0, 999),
+)
 def test_bad_pixels_stay_where_taps_carry_them(algorithm, layer, dtype, poison, seed, device):
     geometry, x_shape, w_shape = layer
     if x_shape[0] == 0:
@@ -201,7 +214,12 @@ def test_bad_gradients_stay_where_taps_carry_them(algorithm, layer, seed, device
 
 
 @EACH
-@given(layer=layers(), dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.complex64)), seed=st.integers(0, 99), storage=st.sampled_from(["flat", "slice"]))
+@given(
+    layer=layers(),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.complex64)),
+    seed=st.integers(0, 99),
+    storage=st.sampled_from(["flat", "slice"]),
+)
 def test_nothing_is_written_beside_the_output(algorithm, layer, dtype, seed, storage, device):
     """`out` lies in a buffer of NaN; every element of it is overwritten and nothing round it."""
     geometry, x_shape, w_shape = layer
@@ -237,7 +255,7 @@ def test_misaligned_operands(algorithm, device):
 
 @grid(cases.by_tier("smoke"), (torch.float32,))
 def test_channel_slice_is_read_where_it_lies(algorithm, case, dtype, device):
-    """A slice of a wider tensor (a skip connection) is taken by its strides: it costs no copy that a tensor of its own would not."""
+    """A slice of a wider tensor (a skip connection) is taken by its strides: it costs no more copies than a tensor of its own."""
     if case.ndim == 1:
         case = cases.find("encodec-64-32@12000").scaled(0.005)
     x, w, b = case.tensors(dtype, device, exact=True)

@@ -64,9 +64,7 @@ def test_the_compiled_core_is_torch_free():
 def test_cublas_is_named_where_it_is_loaded_and_used_alone():
     others = [path for path in CPP if path.stem not in ("gemm", "cublas")]
     assert not matches(others, r"\bcublas[A-Z]\w*|#\s*include\s*[<\"]cublas_v2|#\s*include\s*[<\"]cublas\.h>")
-    assert not matches(
-        [ROOT / "CMakeLists.txt", *(ROOT / "cpp").rglob("*.cmake")], r"CUDA::cublas|-lcublas|cudart_shared"
-    )
+    assert not matches([ROOT / "CMakeLists.txt", *(ROOT / "cpp").rglob("*.cmake")], r"CUDA::cublas|-lcublas|cudart_shared")
 
 
 def test_no_convolution_but_our_own():
@@ -152,9 +150,7 @@ def test_one_word_for_the_operator():
 
 
 def test_files_stay_readable():
-    long_files = {
-        path.name: n for path in [*CPP, *PYTHON] if (n := len(path.read_text(encoding="utf-8").splitlines())) > 400
-    }
+    long_files = {path.name: n for path in [*CPP, *PYTHON] if (n := len(path.read_text(encoding="utf-8").splitlines())) > 400}
     assert not long_files
 
 

@@ -1,18 +1,10 @@
 // Bias and activation, applied to a row of sums before they are rounded to the element type.
 #pragma once
 
-#include <math.h>
-
+#include "elementary.h"
 #include "number.h"
 
 namespace upfold::cpu::UPFOLD_ISA {
-
-UPFOLD_INLINE float exp_of(float v) { return expf(v); }
-UPFOLD_INLINE double exp_of(double v) { return exp(v); }
-UPFOLD_INLINE float tanh_of(float v) { return tanhf(v); }
-UPFOLD_INLINE double tanh_of(double v) { return tanh(v); }
-UPFOLD_INLINE float erf_of(float v) { return erff(v); }
-UPFOLD_INLINE double erf_of(double v) { return erf(v); }
 
 template <Activation kind, typename R>
 UPFOLD_INLINE R activate(R v, R slope) {

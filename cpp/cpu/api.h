@@ -10,11 +10,11 @@
 
 namespace upfold::cpu {
 
-// Element type of a column matrix. 16-bit problems use float32 columns inside `gemm`, and their own dtype in fold/unfold, so it is
-// named beside the Problem.
+// Element type of a column matrix. 16-bit problems use float32 columns inside `gemm`, and their own dtype in fold/unfold, so it
+// is named beside the Problem.
 //
-// y[n, oc, out] = activation(bias[oc] + sum of the columns that reach it). `bias` may be null. Sums are taken in float32 for 16-bit
-// types, in the type itself otherwise, over the taps in ascending order. Uses p.y strides; p.x and p.w are ignored.
+// y[n, oc, out] = activation(bias[oc] + sum of the columns that reach it). `bias` may be null. Sums are taken in float32 for
+// 16-bit types, in the type itself otherwise, over the taps in ascending order. Uses p.y strides; p.x and p.w are ignored.
 void col2im(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns, const void* bias, void* y,
             int threads);
 

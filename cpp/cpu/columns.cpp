@@ -6,7 +6,6 @@
 #include "parallel.h"
 #include "rows.h"
 
-
 namespace upfold::cpu::UPFOLD_ISA {
 namespace {
 
@@ -38,8 +37,8 @@ struct TapRow {
   std::int64_t begin, end;
 };
 
-// Adds n rows in order. Where all of them are present they share one pass; the ragged ends follow row by row, which leaves the order
-// of the sum of each element unchanged.
+// Adds n rows in order. Where all of them are present they share one pass; the ragged ends follow row by row, which leaves the
+// order of the sum of each element unchanged.
 template <typename C, typename Sum>
 void add_taps(Sum* sums, const TapRow<C>* taps, int n) {
   const C* sources[kFusedTaps];
@@ -79,10 +78,19 @@ class ColumnsToImage {
 
  public:
   ColumnsToImage(const Problem& p, const ColumnBlock& block, const C* columns, const T* bias, T* y)
-      : p_(p), b_(block), columns_(columns), bias_(bias), y_(y), d_(axis_d(p)), h_(axis_h(p)), w_(axis_w(p)),
-        groups_(phase_group_limit(w_)), group_count_(list_phase_groups(w_, groups_)),
+      : p_(p),
+        b_(block),
+        columns_(columns),
+        bias_(bias),
+        y_(y),
+        d_(axis_d(p)),
+        h_(axis_h(p)),
+        w_(axis_w(p)),
+        groups_(phase_group_limit(w_)),
+        group_count_(list_phase_groups(w_, groups_)),
         layout_(row_layout(w_, block.out_w.begin, block.out_w.end, group_count_)),
-        dense_(p.y.w == 1 || length(block.out_w) == 1), channel_block_(dense_ ? 1 : smaller(kChannelBlock, length(block.oc))) {}
+        dense_(p.y.w == 1 || length(block.out_w) == 1),
+        channel_block_(dense_ ? 1 : smaller(kChannelBlock, length(block.oc))) {}
 
   std::int64_t units() const {
     return length(b_.n) * ceil_div(length(b_.oc), channel_block_) * length(b_.out_d) * length(b_.out_h);
@@ -188,9 +196,17 @@ template <typename T, typename C>
 class ImageToColumns {
  public:
   ImageToColumns(const Problem& p, const ColumnBlock& block, const T* y, C* columns)
-      : p_(p), b_(block), y_(y), columns_(columns), d_(axis_d(p)), h_(axis_h(p)), w_(axis_w(p)),
-        groups_(phase_group_limit(w_)), group_count_(list_phase_groups(w_, groups_)),
-        layout_(row_layout(w_, 0, w_.out, group_count_)), dense_(p.y.w == 1 || w_.out == 1),
+      : p_(p),
+        b_(block),
+        y_(y),
+        columns_(columns),
+        d_(axis_d(p)),
+        h_(axis_h(p)),
+        w_(axis_w(p)),
+        groups_(phase_group_limit(w_)),
+        group_count_(list_phase_groups(w_, groups_)),
+        layout_(row_layout(w_, 0, w_.out, group_count_)),
+        dense_(p.y.w == 1 || w_.out == 1),
         channel_block_(dense_ ? 1 : smaller(kChannelBlock, length(block.oc))) {}
 
   std::int64_t units() const {

@@ -25,19 +25,29 @@ class Correlation {
 
  public:
   Correlation(const Problem& p, const Operands& operands, int threads)
-      : p_(p), is_conv_(p.op == Operator::kConv), channels_(group_channels<T>(p)),
-        weights_(p, static_cast<const T*>(operands.w)), packed_weights_(static_cast<const R*>(operands.workspace)),
+      : p_(p),
+        is_conv_(p.op == Operator::kConv),
+        channels_(group_channels<T>(p)),
+        weights_(p, static_cast<const T*>(operands.w)),
+        packed_weights_(static_cast<const R*>(operands.workspace)),
         bias_(is_conv_ ? nullptr : static_cast<const T*>(operands.bias)),
-        out_(static_cast<T*>(is_conv_ ? operands.x : operands.y)), out_strides_(is_conv_ ? p.x : p.y),
-        d_(axis_d(p), is_conv_), h_(axis_h(p), is_conv_), w_(axis_w(p), is_conv_),
-        d_groups_(phase_group_limit(d_.axis)), h_groups_(phase_group_limit(h_.axis)), w_groups_(phase_group_limit(w_.axis)),
-        d_group_count_(list_phase_groups(d_.axis, d_groups_)), h_group_count_(list_phase_groups(h_.axis, h_groups_)),
+        out_(static_cast<T*>(is_conv_ ? operands.x : operands.y)),
+        out_strides_(is_conv_ ? p.x : p.y),
+        d_(axis_d(p), is_conv_),
+        h_(axis_h(p), is_conv_),
+        w_(axis_w(p), is_conv_),
+        d_groups_(phase_group_limit(d_.axis)),
+        h_groups_(phase_group_limit(h_.axis)),
+        w_groups_(phase_group_limit(w_.axis)),
+        d_group_count_(list_phase_groups(d_.axis, d_groups_)),
+        h_group_count_(list_phase_groups(h_.axis, h_groups_)),
         w_group_count_(list_phase_groups(w_.axis, w_groups_)),
         packer_({static_cast<const T*>(is_conv_ ? operands.y : operands.x), is_conv_ ? p.y : p.x}, h_.source, w_.source,
                 is_conv_ ? &h_groups_[0] : &kWhole, is_conv_ ? h_group_count_ : 1, is_conv_ ? &w_groups_[0] : &kWhole,
                 is_conv_ ? w_group_count_ : 1),
         group_block_({0, p.groups}, kGroupedChannels / larger(channels_.in, channels_.out)),
-        slabs_({0, channels_.real_out()}, kSlabChannels, kTileChannels), out_row_(out_axis(w_)),
+        slabs_({0, channels_.real_out()}, kSlabChannels, kTileChannels),
+        out_row_(out_axis(w_)),
         blocks_(choose_blocks(shape(), h_, w_, p.batch, group_block_.count * slabs_.count * length(d_.q), threads)) {}
 
   std::int64_t tasks() const {
@@ -55,9 +65,7 @@ class Correlation {
  private:
   static constexpr PhaseGroup kWhole{0, 0, 1, 1, 0, 0};
 
-  static Axis out_axis(const CorrelateAxis& a) {
-    return a.is_conv ? Axis{a.axis.in, a.axis.in, 1, 1, 0, 1} : a.axis;
-  }
+  static Axis out_axis(const CorrelateAxis& a) { return a.is_conv ? Axis{a.axis.in, a.axis.in, 1, 1, 0, 1} : a.axis; }
 
   std::int64_t row_count() const { return row_layout(out_row_, 0, out_row_.out, w_group_count_).rows; }
 
@@ -272,8 +280,8 @@ class Correlation {
     T* out = out_ + index.n * out_strides_.n + first_channel * out_strides_.c + index.d * out_strides_.d +
              index.h * out_strides_.h + row.begin * out_strides_.w;
     for (std::int64_t c = 0; c < channels * length(task.groups); ++c) {
-      const Epilogue<Sum> epilogue{bias_ ? widen(bias_[first_channel + c]) : Sum{},
-                                   is_conv_ ? Activation::kNone : p_.activation, p_.activation_slope};
+      const Epilogue<Sum> epilogue{bias_ ? widen(bias_[first_channel + c]) : Sum{}, is_conv_ ? Activation::kNone : p_.activation,
+                                   p_.activation_slope};
       const R* sums = b.sums + c * kParts * row.rows * pitch + at;
       T* to = dense ? out + c * out_strides_.c : b.rows + c * out_pitch();
       write_channel(row, epilogue, sums, pitch, b, to);
@@ -329,8 +337,8 @@ bool correlate_direct(const Problem& p, const Operands& operands, int threads) {
   return true;
 }
 
-#define UPFOLD_INSTANTIATE(T)                                               \
-  template std::int64_t correlate_workspace_bytes<T>(const Problem&);       \
+#define UPFOLD_INSTANTIATE(T)                                         \
+  template std::int64_t correlate_workspace_bytes<T>(const Problem&); \
   template bool correlate_direct<T>(const Problem&, const Operands&, int);
 UPFOLD_INSTANTIATE(float)
 UPFOLD_INSTANTIATE(double)

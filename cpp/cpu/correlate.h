@@ -10,8 +10,8 @@ namespace upfold::cpu::UPFOLD_ISA {
 template <typename T>
 std::int64_t correlate_workspace_bytes(const Problem& p);
 
-// Runs kConvTranspose or kConv. Returns false, with nothing written, where a weight is Inf or NaN: the padding zeros of the packed
-// planes are multiplied by weights, which is harmless only for finite ones.
+// Runs kConvTranspose or kConv. Returns false, with nothing written, where a weight is Inf or NaN: the padding zeros of the
+// packed planes are multiplied by weights, which is harmless only for finite ones.
 template <typename T>
 bool correlate_direct(const Problem& p, const Operands& operands, int threads);
 

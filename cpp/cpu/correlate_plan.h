@@ -12,8 +12,8 @@ constexpr std::int64_t kBlockTerms = 128;
 // Real channels of the output that one task works on.
 constexpr std::int64_t kSlabChannels = 64;
 
-// One axis: outputs are o = q * out_stride + phase - out_pad; tap k of a phase reads the source's q minus (conv_transpose) or plus
-// (conv) its shift.
+// One axis: outputs are o = q * out_stride + phase - out_pad; tap k of a phase reads the source's q minus (conv_transpose) or
+// plus (conv) its shift.
 struct CorrelateAxis {
   Axis axis;
   bool is_conv;
@@ -22,7 +22,9 @@ struct CorrelateAxis {
   Range q;             // of all outputs
 
   CorrelateAxis(const Axis& a, bool conv)
-      : axis(a), is_conv(conv), out(conv ? SourceAxis{a.in, 1, 0} : SourceAxis{a.out, a.stride, a.pad}),
+      : axis(a),
+        is_conv(conv),
+        out(conv ? SourceAxis{a.in, 1, 0} : SourceAxis{a.out, a.stride, a.pad}),
         source(conv ? SourceAxis{a.out, a.stride, a.pad} : SourceAxis{a.in, 1, 0}),
         reach((a.kernel - 1) * a.dilation / a.stride),
         q(conv ? Range{0, a.in} : Range{a.pad / a.stride, (a.out - 1 + a.pad) / a.stride + 1}) {}
@@ -49,9 +51,7 @@ struct Blocks {
     size = round_up(ceil_div(length(r), count), unit);
     count = ceil_div(length(r), size);
   }
-  Range operator[](std::int64_t i) const {
-    return {range.begin + i * size, smaller(range.begin + (i + 1) * size, range.end)};
-  }
+  Range operator[](std::int64_t i) const { return {range.begin + i * size, smaller(range.begin + (i + 1) * size, range.end)}; }
 };
 
 // What decides the size of a task's planes, in real channels.

@@ -7,9 +7,9 @@
 namespace upfold::cpu::UPFOLD_ISA {
 namespace {
 
-// The reduction is cut into blocks of pixels (sums in the planes' precision, one per vector lane), the blocks into chunks (sums in
-// double), and the chunks are added in order. None of these depends on the number of threads.
-constexpr std::int64_t kLargestBlock = 2048;    // pixels
+// The reduction is cut into blocks of pixels (sums in the planes' precision, one per vector lane), the blocks into chunks (sums
+// in double), and the chunks are added in order. None of these depends on the number of threads.
+constexpr std::int64_t kLargestBlock = 2048;  // pixels
 constexpr std::int64_t kSmallestBlock = 256;
 constexpr std::int64_t kBlockElements = 98304;  // packed elements of x and y, to stay in the second-level cache
 constexpr std::int64_t kTasksWanted = 64;
@@ -24,15 +24,27 @@ class WeightCorrelation {
 
  public:
   WeightCorrelation(const Problem& p, const Operands& operands)
-      : p_(p), w_out_(static_cast<T*>(operands.w)), partial_(static_cast<double*>(operands.workspace)),
-        ic_(in_channels_per_group(p)), oc_(out_channels_per_group(p)), taps_(kernel_taps(p)), d_(axis_d(p), true),
-        h_(axis_h(p), true), w_(axis_w(p), true), h_groups_(phase_group_limit(h_.axis)), w_groups_(phase_group_limit(w_.axis)),
-        h_group_count_(list_phase_groups(h_.axis, h_groups_)), w_group_count_(list_phase_groups(w_.axis, w_groups_)),
+      : p_(p),
+        w_out_(static_cast<T*>(operands.w)),
+        partial_(static_cast<double*>(operands.workspace)),
+        ic_(in_channels_per_group(p)),
+        oc_(out_channels_per_group(p)),
+        taps_(kernel_taps(p)),
+        d_(axis_d(p), true),
+        h_(axis_h(p), true),
+        w_(axis_w(p), true),
+        h_groups_(phase_group_limit(h_.axis)),
+        w_groups_(phase_group_limit(w_.axis)),
+        h_group_count_(list_phase_groups(h_.axis, h_groups_)),
+        w_group_count_(list_phase_groups(w_.axis, w_groups_)),
         x_packer_({static_cast<const T*>(operands.x), p.x}, {p.in_h, 1, 0}, {p.in_w, 1, 0}, &kWhole, 1, &kWhole, 1),
         y_packer_({static_cast<const T*>(operands.y), p.y}, h_.source, w_.source, &h_groups_[0], h_group_count_, &w_groups_[0],
                   w_group_count_),
-        group_block_({0, p.groups}, kGroupedChannels / larger(ic_, oc_)), x_slabs_({0, ic_}, kSlabX / kParts),
-        y_slabs_({0, oc_}, kSlabY / kParts), blocks_(choose_reduction_blocks()), chunk_count_(choose_chunk_count()) {}
+        group_block_({0, p.groups}, kGroupedChannels / larger(ic_, oc_)),
+        x_slabs_({0, ic_}, kSlabX / kParts),
+        y_slabs_({0, oc_}, kSlabY / kParts),
+        blocks_(choose_reduction_blocks()),
+        chunk_count_(choose_chunk_count()) {}
 
   std::int64_t chunk_count() const { return chunk_count_; }
   std::int64_t tasks() const { return chunk_count_ * group_block_.count * x_slabs_.count * y_slabs_.count; }
@@ -47,16 +59,11 @@ class WeightCorrelation {
   // The weights of (group, ic) numbers [begin, end) from the sums of the chunks.
   void finish(std::int64_t begin, std::int64_t end) const {
     for (std::int64_t ic = begin; ic < end; ++ic) {
-      for (std::int64_t oc = 0; oc < oc_; ++oc) {
-        for (std::int64_t tap = 0; tap < taps_; ++tap) {
-          const std::int64_t kd = tap / (p_.kernel_h * p_.kernel_w), kh = tap / p_.kernel_w % p_.kernel_h, kw = tap % p_.kernel_w;
-          T* to = w_out_ + ic * p_.w.n + oc * p_.w.c + kd * p_.w.d + kh * p_.w.h + kw * p_.w.w;
-          if constexpr (kParts == 1) {
-            narrow(static_cast<R>(total(ic, oc, tap)), *to);
-          } else {
-            const double re = total(2 * ic, 2 * oc, tap) - total(2 * ic + 1, 2 * oc + 1, tap);
-            const double im = total(2 * ic, 2 * oc + 1, tap) + total(2 * ic + 1, 2 * oc, tap);
-            *to = {static_cast<R>(re), static_cast<R>(im)};
+      std::int64_t tap = 0;
+      for (std::int64_t kd = 0; kd < p_.kernel_d; ++kd) {
+        for (std::int64_t kh = 0; kh < p_.kernel_h; ++kh) {
+          for (std::int64_t kw = 0; kw < p_.kernel_w; ++kw, ++tap) {
+            finish_tap(ic, tap, w_out_ + ic * p_.w.n + kd * p_.w.d + kh * p_.w.h + kw * p_.w.w);
           }
         }
       }
@@ -65,6 +72,18 @@ class WeightCorrelation {
 
  private:
   static constexpr PhaseGroup kWhole{0, 0, 1, 1, 0, 0};
+
+  void finish_tap(std::int64_t ic, std::int64_t tap, T* out) const {
+    for (std::int64_t oc = 0; oc < oc_; ++oc) {
+      if constexpr (kParts == 1) {
+        narrow(static_cast<R>(total(ic, oc, tap)), out[oc * p_.w.c]);
+      } else {
+        const double re = total(2 * ic, 2 * oc, tap) - total(2 * ic + 1, 2 * oc + 1, tap);
+        const double im = total(2 * ic, 2 * oc + 1, tap) + total(2 * ic + 1, 2 * oc, tap);
+        out[oc * p_.w.c] = {static_cast<R>(re), static_cast<R>(im)};
+      }
+    }
+  }
 
   std::int64_t depth_limit() const { return smaller(d_.axis.kernel, d_.source.size); }
 
@@ -183,7 +202,8 @@ class WeightCorrelation {
     // Several groups are taken together only with all of their channels, which then follow each other.
     const std::int64_t x_count = length(task.x_channels) * groups, y_count = length(task.y_channels) * groups;
     x_packer_.pack(x, samples.begin, task.groups.begin * ic_ + task.x_channels.begin, x_count, &id, 1, kTileSlack, b.x);
-    y_packer_.pack(y, samples.begin, task.groups.begin * oc_ + task.y_channels.begin, y_count, b.depths, depth_count, kTileSlack, b.y);
+    y_packer_.pack(y, samples.begin, task.groups.begin * oc_ + task.y_channels.begin, y_count, b.depths, depth_count, kTileSlack,
+                   b.y);
     const bool finite = all_finite(b.x, packed_size(x, x_count * kParts, kTileSlack)) &&
                         all_finite(b.y, packed_size(y, y_count * kParts, kTileSlack));
     const std::int64_t x_channels = length(task.x_channels) * kParts, y_channels = length(task.y_channels) * kParts;
@@ -221,8 +241,8 @@ class WeightCorrelation {
     return sum == 0;
   }
 
-  // Calls f(tap, offset of y's pixels relative to x's, rows, columns) for the taps with a plane; rows and columns are the pixels of
-  // the block, counted from its corner, that the tap carries into y.
+  // Calls f(tap, offset of y's pixels relative to x's, rows, columns) for the taps with a plane; rows and columns are the pixels
+  // of the block, counted from its corner, that the tap carries into y.
   template <typename F>
   void for_each_tap(const PackLayout& y, Range h, Range w, const Buffers& b, const F& f) const {
     for (std::int64_t kd = 0; kd < d_.axis.kernel; ++kd) {
@@ -253,8 +273,8 @@ class WeightCorrelation {
 
   // Blocks with an Inf or a NaN: only pairs of pixels that exist, so that no padding zero meets it.
   static void add_exactly(const PackLayout& x_layout, std::int64_t samples, Range rows, Range columns, const R* x,
-                          std::int64_t x_channels, const R* y, const PackLayout& y_layout, std::int64_t y_channels, double* totals,
-                          std::int64_t totals_pitch) {
+                          std::int64_t x_channels, const R* y, const PackLayout& y_layout, std::int64_t y_channels,
+                          double* totals, std::int64_t totals_pitch) {
     for (std::int64_t a = 0; a < x_channels; ++a) {
       for (std::int64_t c = 0; c < y_channels; ++c) {
         double sum = 0;
@@ -275,10 +295,11 @@ class WeightCorrelation {
     double* partial = partial_ + task.chunk * partial_size();
     const std::int64_t x_channels = length(task.x_channels) * kParts, y_channels = length(task.y_channels) * kParts;
     for (std::int64_t a = 0; a < length(task.groups) * x_channels; ++a) {
-      const std::int64_t ic = (task.groups.begin + a / x_channels) * ic_ * kParts + task.x_channels.begin * kParts + a % x_channels;
+      const std::int64_t ic =
+          (task.groups.begin + a / x_channels) * ic_ * kParts + task.x_channels.begin * kParts + a % x_channels;
       for (std::int64_t tap = 0; tap < taps_; ++tap) {
-        std::memcpy(partial + partial_index(ic, task.y_channels.begin * kParts, tap), task.totals + a * task.pairs + tap * y_channels,
-                    static_cast<std::size_t>(y_channels) * sizeof(double));
+        std::memcpy(partial + partial_index(ic, task.y_channels.begin * kParts, tap),
+                    task.totals + a * task.pairs + tap * y_channels, static_cast<std::size_t>(y_channels) * sizeof(double));
       }
     }
   }
@@ -311,7 +332,7 @@ void correlate_weight(const Problem& p, const Operands& operands, int threads) {
   parallel_for(p.in_channels, threads, [&](std::int64_t begin, std::int64_t end) { correlation.finish(begin, end); });
 }
 
-#define UPFOLD_INSTANTIATE(T)                                              \
+#define UPFOLD_INSTANTIATE(T)                                                \
   template std::int64_t correlate_weight_workspace_bytes<T>(const Problem&); \
   template void correlate_weight<T>(const Problem&, const Operands&, int);
 UPFOLD_INSTANTIATE(float)

@@ -76,13 +76,13 @@ void check(const Problem& p) {
   require(dtype >= 0 && dtype <= 5, "dtype = ", dtype, "; must be 0 to 5");
   require(activation >= 0 && activation <= 7, "activation = ", activation, "; must be 0 to 7");
   require(activation == 0 || dtype <= 3, "activation = ", activation, "; not defined for complex dtype ", dtype);
-  require(p.batch >= 0 && p.groups >= 1 && p.in_channels >= 1 && p.out_channels >= 1, "batch = ", p.batch, ", groups = ", p.groups,
-          ", in_channels = ", p.in_channels, ", out_channels = ", p.out_channels, "; must be positive");
-  require(p.in_channels % p.groups == 0 && p.out_channels % p.groups == 0, "groups = ", p.groups, "; must divide in_channels = ",
-          p.in_channels, " and out_channels = ", p.out_channels);
+  require(p.batch >= 0 && p.groups >= 1 && p.in_channels >= 1 && p.out_channels >= 1, "batch = ", p.batch,
+          ", groups = ", p.groups, ", in_channels = ", p.in_channels, ", out_channels = ", p.out_channels, "; must be positive");
+  require(p.in_channels % p.groups == 0 && p.out_channels % p.groups == 0, "groups = ", p.groups,
+          "; must divide in_channels = ", p.in_channels, " and out_channels = ", p.out_channels);
   for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
-    require(a.in >= 1 && a.out >= 1 && a.kernel >= 1 && a.stride >= 1 && a.dilation >= 1 && a.pad >= 0, "axis (in ", a.in, ", out ",
-            a.out, ", kernel ", a.kernel, ", stride ", a.stride, ", pad ", a.pad, ", dilation ", a.dilation,
+    require(a.in >= 1 && a.out >= 1 && a.kernel >= 1 && a.stride >= 1 && a.dilation >= 1 && a.pad >= 0, "axis (in ", a.in,
+            ", out ", a.out, ", kernel ", a.kernel, ", stride ", a.stride, ", pad ", a.pad, ", dilation ", a.dilation,
             "); sizes must be positive and pad not negative");
   }
 }
@@ -90,10 +90,11 @@ void check(const Problem& p) {
 void check(const Problem& p, const ColumnBlock& block, Dtype column_dtype) {
   check(p);
   const bool widened = column_dtype == Dtype::kFloat32 && (p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16);
-  require(column_dtype == p.dtype || widened, "column_dtype = ", static_cast<std::int32_t>(column_dtype), "; dtype = ",
-          static_cast<std::int32_t>(p.dtype), " needs its own, or float32 for 16-bit types");
+  require(column_dtype == p.dtype || widened, "column_dtype = ", static_cast<std::int32_t>(column_dtype),
+          "; dtype = ", static_cast<std::int32_t>(p.dtype), " needs its own, or float32 for 16-bit types");
   const auto inside = [](const Range& r, std::int64_t size, const char* name) {
-    require(r.begin >= 0 && r.begin <= r.end && r.end <= size, name, " = [", r.begin, ", ", r.end, "); must lie within [0, ", size, ")");
+    require(r.begin >= 0 && r.begin <= r.end && r.end <= size, name, " = [", r.begin, ", ", r.end, "); must lie within [0, ",
+            size, ")");
   };
   inside(block.n, p.batch, "n");
   inside(block.oc, p.out_channels, "oc");
@@ -104,19 +105,20 @@ void check(const Problem& p, const ColumnBlock& block, Dtype column_dtype) {
   inside(block.out_h, p.out_h, "out_h");
   inside(block.out_w, p.out_w, "out_w");
   const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
-  require(block.row_stride >= pixels, "row_stride = ", block.row_stride, "; must be at least the ", pixels, " pixels of the block");
+  require(block.row_stride >= pixels, "row_stride = ", block.row_stride, "; must be at least the ", pixels,
+          " pixels of the block");
 }
 
 }  // namespace
 
 #if defined(UPFOLD_HAVE_avx512) && defined(UPFOLD_HAVE_avx2)
-#define UPFOLD_CALL(function, ...)        \
-  switch (chosen_isa()) {                 \
-    case Isa::kAvx512:                    \
-      return avx512::function(__VA_ARGS__); \
-    case Isa::kAvx2:                      \
-      return avx2::function(__VA_ARGS__); \
-    default:                              \
+#define UPFOLD_CALL(function, ...)            \
+  switch (chosen_isa()) {                     \
+    case Isa::kAvx512:                        \
+      return avx512::function(__VA_ARGS__);   \
+    case Isa::kAvx2:                          \
+      return avx2::function(__VA_ARGS__);     \
+    default:                                  \
       return portable::function(__VA_ARGS__); \
   }
 #else

@@ -5,13 +5,13 @@
 
 #include "api.h"
 
-#define UPFOLD_DECLARE_KERNELS(isa)                                                                                        \
-  namespace upfold::cpu::isa {                                                                                             \
+#define UPFOLD_DECLARE_KERNELS(isa)                                                                                           \
+  namespace upfold::cpu::isa {                                                                                                \
   void col2im(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns, const void* bias, void* y, \
-              int threads);                                                                                                \
-  void im2col(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns, int threads);  \
-  std::int64_t direct_workspace_bytes(const Problem& p, int threads);                                                      \
-  void direct(const Problem& p, const Operands& operands, int threads);                                                    \
+              int threads);                                                                                                   \
+  void im2col(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns, int threads);     \
+  std::int64_t direct_workspace_bytes(const Problem& p, int threads);                                                         \
+  void direct(const Problem& p, const Operands& operands, int threads);                                                       \
   }
 
 UPFOLD_DECLARE_KERNELS(portable)

@@ -1,4 +1,5 @@
-// The Python face of the CPU kernels: pointers arrive as integers (0 is null), the lock of the interpreter is released while they run.
+// The Python face of the CPU kernels: pointers arrive as integers (0 is null), the lock of the interpreter is released while they
+// run.
 #include <build_info.h>
 #include <pybind11/stl.h>
 

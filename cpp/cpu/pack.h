@@ -2,8 +2,8 @@
 //
 //   planes[channel][plane][sample][row][position]
 //
-// A row holds the real pixels of the window and then zeros; the pixels left of a row are the zeros at the end of the row above it,
-// and likewise above and below a sample, so one band of zeros serves both sides and a whole window is one flat row. A complex
+// A row holds the real pixels of the window and then zeros; the pixels left of a row are the zeros at the end of the row above
+// it, and likewise above and below a sample, so one band of zeros serves both sides and a whole window is one flat row. A complex
 // channel becomes two real ones, (re, im).
 #pragma once
 
@@ -110,7 +110,12 @@ class Packer {
  public:
   Packer(const TensorView<T>& tensor, const SourceAxis& h, const SourceAxis& w, const PhaseGroup* h_groups,
          std::int64_t h_group_count, const PhaseGroup* w_groups, std::int64_t w_group_count)
-      : tensor_(tensor), h_(h), w_(w), h_groups_(h_groups), w_groups_(w_groups), h_group_count_(h_group_count),
+      : tensor_(tensor),
+        h_(h),
+        w_(w),
+        h_groups_(h_groups),
+        w_groups_(w_groups),
+        h_group_count_(h_group_count),
         w_group_count_(w_group_count) {}
 
   std::int64_t planes_per_depth() const { return h_group_count_ * w_group_count_; }
@@ -131,7 +136,8 @@ class Packer {
         for (std::int64_t gw = 0; gw < w_group_count_; ++gw) {
           const std::int64_t plane = (d * h_group_count_ + gh) * w_group_count_ + gw;
           for (std::int64_t sample = 0; sample < layout.samples; ++sample) {
-            const T* in = tensor_.data + (n + sample) * tensor_.strides.n + channel * tensor_.strides.c + depths[d] * tensor_.strides.d;
+            const T* in =
+                tensor_.data + (n + sample) * tensor_.strides.n + channel * tensor_.strides.c + depths[d] * tensor_.strides.d;
             pack_plane(layout, in, channels, h_groups_[gh].phase, w_groups_[gw].phase,
                        planes + plane * layout.plane_pitch + sample * layout.sample_pitch);
           }
@@ -165,8 +171,8 @@ class Packer {
       const std::int64_t oh = q * h_.stride + h_phase - h_.pad;
       fill_zero(layout, channels, first, out);
       if (last > first) {
-        pack_pixels(in + oh * tensor_.strides.h + ow * tensor_.strides.w, w_.stride * tensor_.strides.w, tensor_.strides.c, channels,
-                    last - first, out + first, layout.channel_pitch);
+        pack_pixels(in + oh * tensor_.strides.h + ow * tensor_.strides.w, w_.stride * tensor_.strides.w, tensor_.strides.c,
+                    channels, last - first, out + first, layout.channel_pitch);
       }
       fill_zero(layout, channels, layout.w.pitch - last, out + last);
     }

@@ -1,7 +1,7 @@
 // Output rows along w, held as one row per phase while they are summed, so that every loop over pixels is contiguous.
 //
-// With t = o + pad = q * stride + phase, the pixels of one phase are numbered by q, and tap k of that phase carries input position i
-// to q = i + shift. A phase row holds q in [first_q, first_q + count_q).
+// With t = o + pad = q * stride + phase, the pixels of one phase are numbered by q, and tap k of that phase carries input
+// position i to q = i + shift. A phase row holds q in [first_q, first_q + count_q).
 #pragma once
 
 #include <type_traits>
@@ -94,7 +94,8 @@ UPFOLD_INLINE void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch,
 }
 
 template <typename T, typename In, typename F>
-UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int64_t pitch, std::int64_t count, T* out, const F& f) {
+UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int64_t pitch, std::int64_t count, T* out,
+                                  const F& f) {
   switch (stride) {
     case 2:
       return interleave<2>(rows, pitch, count, out, f);

@@ -61,8 +61,14 @@ class Strict {
 
  public:
   Strict(const Problem& p, const Operands& operands)
-      : p_(p), x_(static_cast<T*>(operands.x)), w_(static_cast<T*>(operands.w)), bias_(static_cast<const T*>(operands.bias)),
-        y_(static_cast<T*>(operands.y)), d_(axis_d(p)), h_(axis_h(p)), wide_(axis_w(p)) {}
+      : p_(p),
+        x_(static_cast<T*>(operands.x)),
+        w_(static_cast<T*>(operands.w)),
+        bias_(static_cast<const T*>(operands.bias)),
+        y_(static_cast<T*>(operands.y)),
+        d_(axis_d(p)),
+        h_(axis_h(p)),
+        wide_(axis_w(p)) {}
 
   void conv_transpose_row(std::int64_t n, std::int64_t oc, std::int64_t od, std::int64_t oh) const {
     const Epilogue<Sum> epilogue{bias_ ? widen(bias_[oc]) : Sum{}, p_.activation, p_.activation_slope};
@@ -138,7 +144,8 @@ class Strict {
 
 // Splits a unit into its row: calls f(n, c, d, h).
 template <typename F>
-void for_each_row(std::int64_t begin, std::int64_t end, std::int64_t channels, std::int64_t depth, std::int64_t height, const F& f) {
+void for_each_row(std::int64_t begin, std::int64_t end, std::int64_t channels, std::int64_t depth, std::int64_t height,
+                  const F& f) {
   for (std::int64_t unit = begin; unit < end; ++unit) {
     f(unit / height / depth / channels, unit / height / depth % channels, unit / height % depth, unit % height);
   }

@@ -1,5 +1,5 @@
-// conv_transpose and conv by plain loops over exactly the taps that exist: nothing is ever multiplied by a padding zero. The blocked
-// kernel falls back to them where a weight is Inf or NaN, which a padding zero would spread.
+// conv_transpose and conv by plain loops over exactly the taps that exist: nothing is ever multiplied by a padding zero. The
+// blocked kernel falls back to them where a weight is Inf or NaN, which a padding zero would spread.
 #pragma once
 
 #include "api.h"

@@ -74,8 +74,8 @@ struct TapOffset {
   std::int64_t pixel, tap;
 };
 
-// What one call of correlate() sums: sums[m][f] += weights[tap][channel][m] * x[channel][f + tap.pixel] for f in [begin, end), over
-// `taps` and the channels [channel_begin, channel_end).
+// What one call of correlate() sums: sums[m][f] += weights[tap][channel][m] * x[channel][f + tap.pixel] for f in [begin, end),
+// over `taps` and the channels [channel_begin, channel_end).
 template <typename R>
 struct CorrelateArgs {
   const TapOffset* taps;

@@ -1,4 +1,5 @@
-// Weights packed for the register tiles: weights[group][block of output channels][tap][input channel][output channel of the block].
+// Weights packed for the register tiles: weights[group][block of output channels][tap][input channel][output channel of the
+// block].
 #pragma once
 
 #include "api.h"
@@ -43,8 +44,8 @@ class WeightPacker {
 
   std::int64_t tasks() const { return p_.groups * channels_.blocks(); }
   std::int64_t weight_bytes() const {
-    return round_up(p_.groups * channels_.real_out() * channels_.real_in() * kernel_taps(p_) * static_cast<std::int64_t>(sizeof(R)),
-                    64);
+    return round_up(
+        p_.groups * channels_.real_out() * channels_.real_in() * kernel_taps(p_) * static_cast<std::int64_t>(sizeof(R)), 64);
   }
   std::int64_t bytes() const { return weight_bytes() + round_up(tasks(), 64); }
 

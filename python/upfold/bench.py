@@ -18,7 +18,7 @@ from . import nn as layers
 from .charts import format_seconds
 from .compare import Comparison, compare_case, dtype_name
 from .floor import ceilings
-from .tables import new_table, progress_bar, ratio_text, suite_table, summary_lines
+from .tables import LEGEND, new_table, progress_bar, ratio_text, suite_table, summary_lines
 from .timing import data_sets, geometric_mean, host_medians, medians
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
@@ -196,13 +196,8 @@ def _print_suite(console: Any, title: str, rows: Sequence[Comparison]) -> None:
             if method.ours and method.note.startswith("WRONG"):
                 console.print(f"{row.name}: {method.method}: {method.note}", style="red")
     console.print("\n".join(summary_lines(rows)))
-    console.print(
-        "\nmm+fold: torch.matmul, then F.fold. auto: what upfold takes by itself; x floor, x torch, x best: auto against what memory "
-        "and arithmetic allow, against torch in the same layout, against the fastest peer (red: slower). error: the largest of "
-        "upfold's methods, by the rounding rule. * cut to run sooner; every case in full or a "
-        "larger cut: --max-gflop. To repeat one line:",
-        style="dim",
-    )
+    console.print("\n" + LEGEND, style="dim")
+    console.print("* cut down to run sooner (--max-gflop sets how far). To repeat one line:", style="dim")
     for row in rows:
         cut = row.size_text.partition(" (")[2].rstrip(")")
         console.print(f"  {row.repro}" + (f"   # {row.name}, {cut}" if cut else ""), style="dim", soft_wrap=True)

@@ -23,6 +23,7 @@ _STYLES = {
 _OTHER = ("#7A5195", "h")
 _INK = "#222222"
 _FAINT = "#DDDDDD"
+_LOSS = "#B00020"
 
 
 def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str | None = None) -> Path:
@@ -86,86 +87,77 @@ def _bars(pyplot: Any, comparison: Comparison, title: str | None) -> Any:
     rows = sorted(_timed(comparison), key=lambda row: row.seconds or 0.0)
     figure, axes = pyplot.subplots(figsize=(8, 1.5 + 0.5 * len(rows)))
     longest = max((row.seconds or 0.0 for row in rows), default=1.0)
+    floor = comparison.floor_seconds
+    axes.axvline(floor * 1e3, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=3)
     for position, row in enumerate(rows):
         seconds = row.seconds or 0.0
-        axes.barh(position, seconds * 1e3, height=0.62, color=_style(row.method)[0])
+        axes.barh(position, seconds * 1e3, height=0.62, color=_style(row.method)[0], zorder=2)
         ratio = comparison.figures(row)["x_torch"]
         label = format_seconds(seconds)
         if ratio is not None and row is not comparison.torch_row:
-            label += f"  ({ratio:.2f}x torch)"
-        if row.method == comparison.auto:
-            label += "  · auto"
-        axes.text((seconds + 0.012 * longest) * 1e3, position, label, va="center", fontsize=9.5)
-    floor = comparison.floor_seconds * 1e3
-    axes.axvline(floor, color=_INK, linestyle=(0, (4, 3)), linewidth=1)
-    axes.text(floor, -0.75, f" floor {format_seconds(comparison.floor_seconds)}", fontsize=8.5, va="center")
-    axes.set_yticks(range(len(rows)), [row.method for row in rows])
+            label += f"  ({_ratio(ratio)} torch)"
+        if row.ours and row.method == comparison.auto:
+            label += "  \u2190 auto"
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # the floor's line may run through the label
+        axes.text((seconds + 0.015 * longest) * 1e3, position, label, va="center", fontsize=9.5, bbox=behind, zorder=4)
+    axes.text(floor * 1e3, -0.75, f" floor {format_seconds(floor)}", fontsize=8.5, va="center")
+    axes.set_yticks(range(len(rows)), [f"upfold {row.method}" if row.ours else row.method for row in rows])
     axes.set_ylim(len(rows) - 0.45, -1.05)
-    axes.set_xlim(0, longest * 1e3 * 1.42)
+    axes.set_xlim(0, max(longest, floor) * 1e3 * 1.42)
     axes.set_xlabel("time of one call, ms (shorter is better)")
-    axes.set_title(title or f"{comparison.name}, {comparison.size_text}\n{device_text(comparison)}", loc="left", fontsize=11)
+    heading = f"{comparison.layer_text}, {comparison.size_text}\n{device_text(comparison)}"
+    axes.set_title(title or heading, loc="left", fontsize=11)
     _bare(axes)
     return figure
 
 
 def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure, axes = pyplot.subplots(figsize=(10, 2.0 + 0.52 * len(comparisons)))
-    seen: dict[str, Any] = {}
-    times = [row.seconds or 0.0 for comparison in comparisons for row in _timed(comparison)]
+    marks: dict[str, Any] = {}
     for position, comparison in enumerate(comparisons):
-        rows = _timed(comparison)
-        if not rows:
-            continue
-        axes.axhline(position, color=_FAINT, linewidth=0.8, zorder=0)
-        auto, torch_row = comparison.row(comparison.auto), comparison.torch_row
-        if auto is not None and torch_row is not None and auto.seconds and torch_row.seconds:
-            color = _style(auto.method)[0]
-            axes.plot(
-                [auto.seconds * 1e3, torch_row.seconds * 1e3],
-                [position] * 2,
-                color=color,
-                linewidth=2.5,
-                alpha=0.35,
-                zorder=1,
-            )
-        for row in rows:
-            color, marker = _style(row.method)
-            dots = axes.scatter((row.seconds or 0.0) * 1e3, position, s=62, color=color, marker=marker, zorder=3, linewidths=1.6)
-            seen.setdefault(row.method, dots)
-        floor = axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2)
-        seen.setdefault("floor", floor)
-        ratio = comparison.ratio(auto, torch_row)
-        text = (
-            ""
-            if ratio is None
-            else f"{comparison.auto} {ratio:.1f}x torch"
-            if ratio >= 9.95
-            else f"{comparison.auto} {ratio:.2f}x torch"
-        )
-        color = "#B00020" if ratio is not None and ratio < 1 else _INK
-        axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=color)
+        _draw_row(axes, position, comparison, marks)
+    times = [row.seconds or 0.0 for comparison in comparisons for row in _timed(comparison)]
+    times += [comparison.floor_seconds for comparison in comparisons]
     axes.set_xscale("log")
-    if times:
-        low = min([*times, *(comparison.floor_seconds for comparison in comparisons)])
-        axes.set_xlim(low * 1e3 / 1.6, max(times) * 1e3 * 1.6)
+    axes.set_xlim(min(times) * 1e3 / 1.6, max(times) * 1e3 * 1.6)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(comparisons)), [f"{c.name}\n{c.size_text}" for c in comparisons], fontsize=8.5)
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
     axes.set_xlabel("time of one call, ms, logarithmic (left is better)")
-    axes.set_title(title or f"Transposed convolution, method by method: {device_text(comparisons[0])}", loc="left", fontsize=12)
-    order = [method for method in (*_STYLES, *seen) if method in seen]
-    order = list(dict.fromkeys(order))
-    axes.legend(
-        [seen[method] for method in order],
-        order,
-        ncol=len(order),
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55 / (0.52 * len(comparisons) + 0.6)),
-        frameon=False,
-        fontsize=9,
-    )
+    heading = f"Transposed convolution, method by method: {device_text(comparisons[0])}"
+    axes.set_title(title or heading, loc="left", fontsize=12)
+    order = [method for method in dict.fromkeys((*_STYLES, *marks)) if method in marks]
+    below = (0.5, -0.55 / (0.52 * len(comparisons) + 0.6))
+    place = {"loc": "upper center", "bbox_to_anchor": below, "frameon": False, "fontsize": 9}
+    axes.legend([marks[method] for method in order], order, ncol=len(order), **place)
     _bare(axes)
     return figure
+
+
+def _draw_row(axes: Any, position: int, comparison: Comparison, marks: dict[str, Any]) -> None:
+    """Draw one layer: a dot for each method, a line from torch to what `auto` takes, and the ratio of the two at the right."""
+    axes.axhline(position, color=_FAINT, linewidth=0.8, zorder=0)
+    auto, torch_row = comparison.row(comparison.auto), comparison.torch_row
+    ratio = comparison.ratio(auto, torch_row)
+    if ratio is not None and auto is not None and torch_row is not None:
+        ends = [(row.seconds or 0.0) * 1e3 for row in (auto, torch_row)]
+        axes.plot(ends, [position] * 2, color=_style(auto.method)[0], linewidth=2.5, alpha=0.35, zorder=1)
+        ink = _LOSS if ratio < 1 else _INK
+        text = f"{comparison.auto} {_ratio(ratio)} torch"
+        axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=ink)
+    for row in _timed(comparison):
+        color, marker = _style(row.method)
+        look = {"s": 62, "color": color, "marker": marker, "linewidths": 1.6, "zorder": 3}
+        marks.setdefault(row.method, axes.scatter((row.seconds or 0.0) * 1e3, position, **look))
+    marks.setdefault("floor", axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.1f}x" if value >= 9.95 else f"{value:.2f}x"
 
 
 def _bare(axes: Any) -> None:

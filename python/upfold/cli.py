@@ -17,7 +17,6 @@ from .options import DTYPES, Failure, add_layer, add_run, chosen_case, chosen_de
 from .problem import InvalidArgument
 
 _SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
-_LAYER = "--in 64 --out 32 --kernel 2 --stride 2 --size 8 8"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,95 +62,66 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="upfold", description="Transposed convolution for PyTorch: compare methods, explain choices, scan models."
-    )
+    what = "Transposed convolution for PyTorch: compare methods, explain choices, scan models."
+    parser = _Parser(prog="upfold", description=what)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-
-    def add(name: str, function: Any, what: str, *examples: str) -> argparse.ArgumentParser:
-        lines = "\n".join(f"  {example}" for example in examples)
+    for name, (function, add_options, text, *examples) in _COMMANDS.items():
         command: argparse.ArgumentParser = commands.add_parser(
             name,
-            help=what,
-            description=what[0].upper() + what[1:] + ".",
-            epilog=f"example{'s' if len(examples) > 1 else ''}:\n{lines}",
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog="\n  ".join(["example:" if len(examples) == 1 else "examples:", *examples]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(command=function, name=name)
-        return command
-
-    demo = add(
-        "demo",
-        _demo,
-        "a photograph through a decoder, with torch's layers and with upfold's",
-        "upfold demo --folder demo",
-    )
-    demo.add_argument("--folder", default="demo", help="where the pictures go (default: %(default)s)")
-    demo.add_argument("--size", type=int, default=512, choices=(128, 256, 512), help="pixels on a side (default: %(default)s)")
-    demo.add_argument("--device", help="where to run (default: a GPU that upfold has kernels for, else cpu)")
-    demo.add_argument("--seconds", type=positive, default=0.4, help="time spent on each method (default: %(default)s)")
-
-    compare = add(
-        "compare",
-        _compare,
-        "every method on one layer: time, GFLOP/s, GB/s, x floor, x torch, error",
-        "upfold compare --in 256 --out 128 --kernel 4 --stride 2 --padding 1 --size 64 64 --batch 8 --dtype float32",
-        "upfold compare --case dla-depthwise-256@64 --max-gflop 0.1 --json depthwise.json --chart depthwise.png",
-    )
-    add_layer(compare)
-    compare.add_argument("--seconds", type=positive, default=0.5, help="time spent on each method (default: %(default)s)")
-    compare.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
-    compare.add_argument("--chart", metavar="FILE", help="also draw the times (.png, .svg or .pdf)")
-
-    bench = add(
-        "bench",
-        _bench,
-        "suites of layers against torch, each result checked before it is timed",
-        "upfold bench --suite smoke",
-        "upfold bench --suite fold host --seconds 0.05 --json bench.json",
-    )
-    bench.add_argument("--suite", nargs="+", default=["smoke"], choices=(*_SUITES, "all"), help="which (default: smoke)")
-    bench.add_argument("--max-gflop", type=positive, help="cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)")
-    bench.add_argument("--seconds", type=positive, default=0.2, help="time spent on each method (default: %(default)s)")
-    bench.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
-    add_run(bench)
-
-    explain = add("explain", _explain, "what runs for a layer, and what each algorithm says to it", f"upfold explain {_LAYER}")
-    add_layer(explain)
-
-    scan = add(
-        "scan",
-        _scan,
-        "the transposed-convolution layers of a model and their share of its time",
-        "upfold scan upfold.decoder:build --input 1x3x128x128",
-    )
-    scan.add_argument(
-        "model", metavar="package.module:build", help="a function without arguments that returns a model, or a model"
-    )
-    scan.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="1x3x512x512",
-        type=shape,
-        help="shape of an input; repeat for more",
-    )
-    scan.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    add_run(scan, layout=False)
-
-    info = add(
-        "info",
-        _info,
-        "versions, how the package was built, CPU, GPU, and why CUDA is unavailable",
-        "upfold info",
-        "upfold info --report",
-    )
-    info.add_argument(
-        "--report", action="store_true", help="add the plan of a layer and a line that repeats it, for a bug report"
-    )
-    info.add_argument("--json", action="store_true", help="print JSON instead of text")
-    add_layer(info)
+        add_options(command)
     return parser
+
+
+def _demo_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--folder", default="demo", help="where the pictures go (default: %(default)s)")
+    sizes = (128, 256, 512)
+    command.add_argument("--size", type=int, default=512, choices=sizes, help="pixels on a side (default: %(default)s)")
+    command.add_argument("--device", help="where to run (default: a GPU that upfold has kernels for, else cpu)")
+    _add_seconds(command, 0.4)
+
+
+def _compare_options(command: argparse.ArgumentParser) -> None:
+    add_layer(command)
+    _add_seconds(command, 0.5)
+    command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
+    command.add_argument("--chart", metavar="FILE", help="also draw the times (.png, .svg or .pdf)")
+
+
+def _bench_options(command: argparse.ArgumentParser) -> None:
+    suites = (*_SUITES, "all")
+    command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help="which (default: smoke)")
+    text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
+    command.add_argument("--max-gflop", type=positive, help=text)
+    _add_seconds(command, 0.2)
+    command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
+    add_run(command)
+
+
+def _scan_options(command: argparse.ArgumentParser) -> None:
+    text = "a function without arguments that returns a model, or a model"
+    command.add_argument("model", metavar="package.module:build", help=text)
+    text = "shape of an input; repeat for more"
+    command.add_argument("--input", action="append", default=[], metavar="1x3x512x512", type=shape, help=text)
+    command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    add_run(command, layout=False)
+
+
+def _info_options(command: argparse.ArgumentParser) -> None:
+    text = "add the plan of a layer and a line that repeats it, for a bug report"
+    command.add_argument("--report", action="store_true", help=text)
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_layer(command)
+
+
+def _add_seconds(command: argparse.ArgumentParser, default: float) -> None:
+    text = "time spent on each method (default: %(default)s)"
+    command.add_argument("--seconds", type=positive, default=default, help=text)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -289,6 +259,49 @@ def _write_json(path: str, facts: dict[str, Any]) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path}")
+
+
+_COMMANDS: dict[str, tuple[Any, ...]] = {
+    "demo": (
+        _demo,
+        _demo_options,
+        "a photograph through a decoder, with torch's layers and with upfold's",
+        "upfold demo --folder demo",
+    ),
+    "compare": (
+        _compare,
+        _compare_options,
+        "every method on one layer: time, GFLOP/s, GB/s, x floor, x torch, error",
+        "upfold compare --in 256 --out 128 --kernel 4 --stride 2 --padding 1 --size 64 64 --batch 8 --dtype float32",
+        "upfold compare --case dla-depthwise-256@64 --max-gflop 0.1 --json depthwise.json --chart depthwise.png",
+    ),
+    "bench": (
+        _bench,
+        _bench_options,
+        "suites of layers against torch, each result checked before it is timed",
+        "upfold bench --suite smoke",
+        "upfold bench --suite fold host --seconds 0.05 --json bench.json",
+    ),
+    "explain": (
+        _explain,
+        add_layer,
+        "what runs for a layer, and what each algorithm says to it",
+        "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8",
+    ),
+    "scan": (
+        _scan,
+        _scan_options,
+        "the transposed-convolution layers of a model and their share of its time",
+        "upfold scan upfold.decoder:build --input 1x3x128x128",
+    ),
+    "info": (
+        _info,
+        _info_options,
+        "versions, how the package was built, CPU, GPU, and why CUDA is unavailable",
+        "upfold info",
+        "upfold info --report --in 64 --out 32 --kernel 2 --stride 2 --size 8 8",
+    ),
+}
 
 
 if __name__ == "__main__":

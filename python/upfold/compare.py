@@ -79,6 +79,23 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
 
     @property
+    def layer_text(self) -> str:
+        """The layer as ``256 -> 128, k4 s2 p1``, what is default left out."""
+        p, g, ndim = self.problem, self.geometry, self.geometry.ndim
+
+        def axes(entries: Sequence[int]) -> str:
+            return str(entries[0]) if len(set(entries)) == 1 else "x".join(map(str, entries))
+
+        text = f"{p.in_channels} -> {p.out_channels}, k{axes(p.kernel_size[3 - ndim :])}"
+        letters = (("s", g.stride, 1), ("p", g.padding, 0), ("op", g.output_padding, 0), ("d", g.dilation, 1))
+        for letter, entries, default in letters:
+            if set(entries) != {default}:
+                text += f" {letter}{axes(entries)}"
+        if g.groups > 1:
+            text += " depthwise" if g.groups == p.in_channels == p.out_channels else f" g{g.groups}"
+        return text + (" bias" if p.has_bias else "")
+
+    @property
     def floor_seconds(self) -> float:
         """The least time that memory and arithmetic allow."""
         return self.ceilings.of(self.problem)

@@ -17,7 +17,7 @@ from .compare import Comparison, compare
 from .decoder import PHOTO_SIZE, Decoder, interpolated, take_apart
 from .problem import cached_geometry
 from .replace import replace
-from .tables import make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
+from .tables import LEGEND, make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
 from .timing import medians
 
 # First row of the square cut out of matplotlib's 600 x 512 sample photograph: head and shoulders.
@@ -106,23 +106,17 @@ class _Demo:
     def run(self) -> Outcome:
         say, size = self.console.print, self.photo.shape[-1]
         started = time.perf_counter()
+        say(f"[bold]upfold demo[/]: a {size}x{size} photograph through six transposed convolutions, on {self._where()}")
         say(
-            f"[bold]upfold demo[/]: a {size}x{size} photograph through a decoder of six transposed convolutions, on {self._where()}"
-        )
-        say(
-            "The decoder's weights are constructed: it puts the picture together from details at five scales and enlarges it to "
-            f"{2 * size}x{2 * size}, which F.interpolate can do as well. Any wrong tap would show.\n",
+            "The decoder's weights are constructed: it puts the picture together again from details at five scales and "
+            f"enlarges it\nto {2 * size}x{2 * size}. F.interpolate can do the same, so that one wrong tap would be seen.",
             style="dim",
         )
         before, seen = self._with_inputs()
         layers = self._layers(seen)
         say(suite_table("Layer by layer: time of one call, checked first", layers, self.console.width))
         say("\n".join(summary_lines(layers)), style="dim")
-        say(
-            "auto: what upfold takes by itself. x floor, x torch, x best: auto against what memory and arithmetic allow, against torch "
-            "in the same layout, against the fastest peer; red: slower. error: the largest of upfold's methods.\n",
-            style="dim",
-        )
+        say(LEGEND + "\n", style="dim")
         ours = Decoder().eval().to(self.device)
         report = replace(ours)
         say(f"[bold]upfold.replace(model)[/]: {report.summary()}")

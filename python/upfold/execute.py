@@ -183,7 +183,7 @@ def _describe(
         raise InvalidArgument(f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined")
     if out is not None and tuple(out.shape) != shape:
         raise InvalidArgument(f"out.shape = {tuple(out.shape)}; must be {shape}; allocate it with that shape")
-    channels_last = layout.result_is_channels_last(x, w)
+    channels_last = layout.result_is_channels_last(x, w, geometry)
     y = layout.empty_result(shape, x, channels_last, device="meta") if out is None else out
     surroundings = _surroundings(x, _alignment(x, w, bias, out))
     problem = make_problem(

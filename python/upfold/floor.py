@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from .problem import DTYPE_BYTES, Problem
-from .timing import medians
+from .timing import Work, measure
 
 # Ceilings of an H200, fixed so that figures of different runs compare: bytes/s of an elementwise kernel, FLOP/s of a matmul.
 _H200_BYTES = 4.2e12
@@ -105,8 +105,8 @@ def _elementwise_rate(device: torch.device) -> float:
     elements = 2**25 if device.type == "cpu" else 2**28
     source = torch.rand(elements, device=device)
     target = torch.empty_like(source)
-    (seconds,) = medians([lambda: torch.mul(source, 1.5, out=target)], device)
-    return 2 * elements * DTYPE_BYTES[source.dtype] / seconds
+    (timing,) = measure([lambda: torch.mul(source, 1.5, out=target)], device)
+    return 2 * elements * DTYPE_BYTES[source.dtype] / timing.fastest
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
@@ -119,7 +119,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
         torch.matmul(a[:8, :8], b[:8, :8])
     except RuntimeError:  # torch 2.0 has no 16-bit matmul on a CPU; what runs there in its place computes in float32
         return _matmul_rate(device, torch.float32, tf32)
-    works = [lambda: torch.matmul(a, b)]
+    works: list[Work] = [lambda: torch.matmul(a, b)]
     flops = [product_flops * size**3]
     if on_cpu and not dtype.is_complex:
         x = torch.randn(1, 512, 32, 64).to(dtype).contiguous(memory_format=torch.channels_last)
@@ -127,5 +127,6 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, tf32: bool) -> float:
         works.append(lambda: F.conv2d(x, w))
         flops.append(2 * 512 * 512 * 32 * 64)
     with matmul_tf32(tf32):
-        seconds = medians(works, device)
-    return max(count / taken for count, taken in zip(flops, seconds))
+        timings = measure(works, device)
+    # A ceiling is what the machine can do, so the fastest sample counts: what else ran meanwhile must not lower it.
+    return max(count / timing.fastest for count, timing in zip(flops, timings))

@@ -104,7 +104,7 @@ def info_text(facts: dict[str, Any] | None = None) -> str:
         ("system", facts["platform"]),
         ("CPU", f"{facts['processor']}, {facts['logical_cores']} logical cores, {facts['threads']} threads in use"),
         ("CPU kernels", f"{facts['instruction_set']} instructions, threads by {facts['threading']}"),
-        ("built with", "; ".join(_spell(key, value) for key, value in facts["build"].items())),
+        ("built as", _build_text(facts["build"])),
         ("algorithms", ", ".join(facts["algorithms"])),
         ("CUDA", "available" if cuda["available"] else f"unavailable: {cuda['reason']}"),
     ]
@@ -118,8 +118,12 @@ def _words(key: str) -> str:
     return key.replace("_", " ")
 
 
-def _spell(key: str, value: Any) -> str:
-    return str(value) if key == "compiler" else f"{_words(key)} {value}"
+def _build_text(build: dict[str, str]) -> str:
+    """What was built, by which compiler; an older module tells the compiler alone."""
+    parts = [build.get("summary"), build["compiler"], build.get("build_type")]
+    if build.get("cuda_version"):
+        parts.append(f"CUDA {build['cuda_version']} for {build.get('cuda_architectures')}")
+    return "; ".join(part for part in parts if part)
 
 
 def _show(value: Any) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .problem import Geometry
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -28,11 +30,11 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     return True
 
 
-def result_is_channels_last(x: torch.Tensor, w: torch.Tensor) -> bool:
+def result_is_channels_last(x: torch.Tensor, w: torch.Tensor, geometry: Geometry | None = None) -> bool:
     """Whether the convolution of batched `x` with `w` (or the transposed one) gives a channels_last result, as in torch.
 
-    It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, its CPU kernel for
-    3-D float64 knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come out contiguous.
+    It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, one of its CPU kernels for
+    3-D knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come out contiguous.
     """
     x_shape, x_strides, w_shape, w_strides = tuple(x.shape), x.stride(), tuple(w.shape), w.stride()
     if x.dim() == 3:
@@ -40,9 +42,21 @@ def result_is_channels_last(x: torch.Tensor, w: torch.Tensor) -> bool:
             x_strides = (x_shape[1] * x_shape[2], x_shape[2], 1)
         x_shape, x_strides = _as_image(x_shape, x_strides)
         w_shape, w_strides = _as_image(w_shape, w_strides)
-    elif x.dim() == 5 and x.dtype == torch.float64 and x.device.type == "cpu":
+    elif x.dim() == 5 and x.device.type == "cpu" and _only_contiguous(x, w, geometry):
         return False
     return suggests_channels_last(x_shape, x_strides) or suggests_channels_last(w_shape, w_strides)
+
+
+def _only_contiguous(x: torch.Tensor, w: torch.Tensor, geometry: Geometry | None) -> bool:
+    """Whether torch would take the 3-D CPU kernel that knows only the contiguous format: it decides by type, sizes and threads."""
+    if geometry is None:
+        return x.dtype == torch.float64
+    if x.dtype.is_complex:
+        x, w = x.real, w.real
+    g = geometry
+    arguments = list(g.stride), list(g.padding), list(g.dilation), True, list(g.output_padding), g.groups
+    backend = torch._C._select_conv_backend(x, w, None, *arguments)
+    return bool(torch._C._conv_determine_backend_memory_format(x, w, backend) == torch.contiguous_format)
 
 
 def empty_result(

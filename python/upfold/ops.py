@@ -83,7 +83,7 @@ def _conv_transpose_fake(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | 
     execute.check_operands(input=x, weight=w, bias=bias)
     geometry = make_geometry(x.dim() - 2, *_arguments(rest[:5]))
     shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
-    return layout.empty_result(shape, x, layout.result_is_channels_last(x, w))
+    return layout.empty_result(shape, x, layout.result_is_channels_last(x, w, geometry))
 
 
 def _conv_fake(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> torch.Tensor:

@@ -18,7 +18,9 @@ def check_out(out: torch.Tensor, *inputs: torch.Tensor | None) -> None:
     if out.requires_grad and torch.is_grad_enabled():
         raise InvalidArgument("out.requires_grad = True; it must be False, a gradient is needed there; pass out.detach()")
     if _overlaps_itself(tuple(out.shape), out.stride()):
-        raise InvalidArgument(f"out has strides {out.stride()}; its elements must not share memory; pass a tensor that is not expanded")
+        raise InvalidArgument(
+            f"out has strides {out.stride()}; its elements must not share memory; pass a tensor that is not expanded"
+        )
     for tensor in inputs:
         if tensor is not None and _share_an_element(out, tensor):
             raise InvalidArgument("out overlaps an operand in memory; it must not; allocate it apart or leave it out")

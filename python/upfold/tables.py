@@ -11,9 +11,15 @@ from .methods import MATMUL_FOLD
 from .timing import geometric_mean
 
 # Wide enough for every table; a terminal's own width is used where there is one.
-_PLAIN_WIDTH = 132
+_PLAIN_WIDTH = 144
 _MEDIUM_WIDTH = 100
 _SHORT_HEADS = {"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold", "torch native": "native"}
+LEGEND = (
+    "torch c_last: torch with channels_last tensors; mm+fold: torch.matmul, then F.fold. auto: what upfold takes by itself.\n"
+    "x floor, x torch, x best: the time of auto against what memory and arithmetic allow, against torch in the same layout,\n"
+    "and against the fastest of torch's ways (red: slower). error: the largest of upfold's methods, max |y - y64| /\n"
+    "conv_transpose(|x|, |w|), red above the bound."
+)
 _LOSS = "red"
 _WIN = "green"
 
@@ -61,27 +67,6 @@ def new_table(title: str, *columns: str, left: Iterable[str] = ()) -> Any:
     return table
 
 
-def layer_text(comparison: Comparison) -> str:
-    """Describe a layer as ``256 -> 128, k4 s2 p1``, what is default left out."""
-    p, g, ndim = comparison.problem, comparison.geometry, comparison.geometry.ndim
-
-    def axes(entries: Sequence[int]) -> str:
-        return str(entries[0]) if len(set(entries)) == 1 else "x".join(map(str, entries))
-
-    text = f"{p.in_channels} -> {p.out_channels}, k{axes(p.kernel_size[3 - ndim :])}"
-    for letter, entries, default in (
-        ("s", g.stride, 1),
-        ("p", g.padding, 0),
-        ("op", g.output_padding, 0),
-        ("d", g.dilation, 1),
-    ):
-        if set(entries) != {default}:
-            text += f" {letter}{axes(entries)}"
-    if g.groups > 1:
-        text += " depthwise" if g.groups == p.in_channels == p.out_channels else f" g{g.groups}"
-    return text + (" bias" if p.has_bias else "")
-
-
 def floor_text(comparison: Comparison) -> str:
     """Say what the floor is made of."""
     c = comparison.ceilings
@@ -89,15 +74,15 @@ def floor_text(comparison: Comparison) -> str:
     limit = "memory" if moved > computed else "arithmetic"
     fixed = "" if c.source == "measured" else f" (fixed for the {c.source})"
     return (
-        f"floor {format_seconds(comparison.floor_seconds)} by {limit}; ceilings{fixed}: matmul {c.flops_per_second / 1e9:,.0f} GFLOP/s, "
-        f"elementwise {c.bytes_per_second / 1e9:,.0f} GB/s"
+        f"floor {format_seconds(comparison.floor_seconds)} by {limit}; ceilings{fixed}: "
+        f"matmul {c.flops_per_second / 1e9:,.0f} GFLOP/s, elementwise {c.bytes_per_second / 1e9:,.0f} GB/s"
     )
 
 
 def comparison_table(comparison: Comparison) -> Any:
     """A row for each method: time, GFLOP/s, GB/s, times the floor, times torch, error, and what is to be said."""
     title = (
-        f"{comparison.name}: {layer_text(comparison)}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
+        f"{comparison.name}: {comparison.layer_text}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
     )
     table = new_table(title, "method", "time", "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", "", left=("",))
     fastest = min((row.seconds for row in comparison.rows if row.seconds), default=None)
@@ -183,9 +168,9 @@ def short_size(comparison: Comparison) -> str:
 
 def _highlight(comparison: Comparison, method: str) -> str:
     row = comparison.row(method)
-    text = seconds_text(row)
-    if row is not None and row.ours and row.error is not None and not row.correct:
+    if row is not None and row.error is not None and not row.seconds:
         return f"[{_LOSS}]WRONG[/]"
+    text = seconds_text(row)
     return f"[bold]{text}[/]" if method == comparison.auto else text
 
 

@@ -33,12 +33,14 @@ class Timing:
 
     Attributes:
         seconds: median time of one call.
+        fastest: time of one call in the fastest sample.
         spread: distance of the quartiles divided by the median; above 0.1 the machine was busy with something else.
         samples: number of timed samples behind the median.
         how: "wall" (host clock), "graph" (device time, CUDA graph replay) or "events" (device time, eager calls).
     """
 
     seconds: float
+    fastest: float
     spread: float
     samples: int
     how: str
@@ -65,7 +67,7 @@ class _Runner:
     def timing(self) -> Timing:
         median = statistics.median(self.times)
         low, _, high = statistics.quantiles(self.times, n=4)
-        return Timing(median, (high - low) / median if median else 0.0, len(self.times), self.how)
+        return Timing(median, min(self.times), (high - low) / median if median else 0.0, len(self.times), self.how)
 
 
 def medians(functions: Sequence[Work], device: torch.device | str, *, seconds: float = 0.3) -> list[float]:
@@ -200,9 +202,18 @@ def _device_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
                 held = [call() for call in calls]
         except RuntimeError:  # something in the call cannot be captured
             torch.cuda.synchronize(device)
+            _end_failed_capture(device)
             return _event_runner(calls, len(calls), "events", device, [])
         replay: tuple[Call, ...] = (graph.replay,)
         return _event_runner(replay, len(calls), "graph", device, held)
+
+
+def _end_failed_capture(device: torch.device) -> None:
+    """Capture something harmless: a failed capture leaves torch's random generator in capture mode, a good one takes it out."""
+    graph: Any = torch.cuda.CUDAGraph()
+    counter = torch.zeros(1, device=device)
+    with torch.cuda.graph(graph):
+        counter += 1
 
 
 def _event_runner(calls: tuple[Call, ...], count: int, how: str, device: torch.device, held: list[object]) -> _Runner:

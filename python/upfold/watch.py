@@ -23,6 +23,7 @@ def _two_device_autocast() -> bool:
 
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", _two_device_autocast)
 
+
 def _never_compiling() -> bool:
     return False
 
@@ -39,8 +40,8 @@ def transform_is_active() -> bool:
 def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
     """Whether the call may skip the dispatcher, gradients aside.
 
-    False while a graph is compiled, under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or forward-mode differentiation, and for
-    tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
+    False while a graph is compiled, under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or forward-mode
+    differentiation, and for tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
     """
     if is_compiling():
         return False
@@ -55,7 +56,11 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
         return False
     for tensor in tensors:
         if tensor is not None and (
-            type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_conj() or tensor.is_neg()
+            type(tensor) not in _PLAIN_TYPES
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor.is_conj()
+            or tensor.is_neg()
         ):
             return False
         try:

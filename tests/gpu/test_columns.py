@@ -159,18 +159,14 @@ def col2im(cuda, layer, columns, y, bias=None, activation=NONE, slope=0.0, **ran
     problem = describe(cuda, layer, y, activation, slope)
     block = whole_block(cuda, layer, columns, **ranges)
     pointers = columns.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()
-    cuda.col2im(
-        problem, block, CODES[columns.dtype], *pointers, y.device.index, torch.cuda.current_stream().cuda_stream
-    )
+    cuda.col2im(problem, block, CODES[columns.dtype], *pointers, y.device.index, torch.cuda.current_stream().cuda_stream)
 
 
 def im2col(cuda, layer, y, columns):
     """Launch im2col on the current stream."""
     problem, block = describe(cuda, layer, y), whole_block(cuda, layer, columns)
     pointers = y.data_ptr(), columns.data_ptr()
-    cuda.im2col(
-        problem, block, CODES[columns.dtype], *pointers, y.device.index, torch.cuda.current_stream().cuda_stream
-    )
+    cuda.im2col(problem, block, CODES[columns.dtype], *pointers, y.device.index, torch.cuda.current_stream().cuda_stream)
 
 
 def integers(shape, dtype: torch.dtype) -> torch.Tensor:

@@ -270,5 +270,7 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, result: torch.Tensor, accumulate
     if len(a) == 1:
         target = result[0]
         torch.addmm(target, a[0], b[0], beta=int(accumulate), out=target)
-    else:
-        torch.baddbmm(result, a, b, beta=int(accumulate), out=result)
+    elif accumulate:
+        torch.baddbmm(result, a, b, out=result)
+    else:  # torch 2.0's baddbmm multiplies what it should ignore with beta=0, and an unwritten NaN stays one
+        torch.bmm(a, b, out=result)

@@ -12,7 +12,7 @@ from .base import Tensors
 
 
 class Torch:
-    """Runs ``aten::convolution`` and its backward. No figure of upfold's counts it."""
+    """Runs ``conv_transpose1d/2d/3d`` and what its backward is made of. No figure of upfold's counts it."""
 
     name = "torch"
 
@@ -34,7 +34,7 @@ class Torch:
         ndim = problem.spatial_ndim
         stride, padding, dilation = (list(axes[3 - ndim :]) for axes in (problem.stride, problem.padding, problem.dilation))
         if problem.operator is Operator.CONV:
-            full = torch.convolution(y, w, None, stride, padding, dilation, False, [0] * ndim, problem.groups)
+            full = getattr(torch, f"conv{ndim}d")(y, w, None, stride, padding, dilation, problem.groups)
             # Output padding beyond the stride lets the plain formula find further positions, which x does not have.
             for axis in range(2, 2 + ndim):
                 full = full.narrow(axis, 0, x.shape[axis])
@@ -49,7 +49,8 @@ class Torch:
             for axis in range(3 - ndim, 3)
         ]
         if problem.operator is Operator.CONV_TRANSPOSE:
-            result = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, problem.groups)
+            function = getattr(torch, f"conv_transpose{ndim}d")
+            result = function(x, w, bias, stride, padding, output_padding, problem.groups, dilation)
             y.copy_(activation.apply(result, problem.activation))
             return
 

@@ -1,0 +1,29 @@
+"""One small layer and its operands, ours and torch's, for the tests that are about what surrounds a call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import upfold
+from upfold import cases
+
+TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+SMOKE = pytest.mark.parametrize("case", cases.by_tier("smoke"), ids=lambda case: case.name)
+ARGUMENTS = {"stride": 2, "padding": 1, "output_padding": 1}
+
+
+def operands(device, dtype=torch.float32, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, 5, 6), (4, 3, 3, 3), (3,)
+    made = (torch.randn(shape, generator=generator, dtype=dtype).to(device) for shape in shapes)
+    return tuple(tensor.requires_grad_(requires_grad) for tensor in made)
+
+
+def layer(x, w, b):
+    return upfold.conv_transpose2d(x, w, b, **ARGUMENTS)
+
+
+def torch_layer(x, w, b):
+    return F.conv_transpose2d(x, w, b, **ARGUMENTS)
