@@ -15,7 +15,7 @@ import upfold
 from upfold.cases import Case, sparse_integers
 from upfold.dispatch import explain
 from upfold.execute import describe
-from upfold.problem import Geometry
+from upfold.geometry import Geometry
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 

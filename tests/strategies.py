@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from upfold.problem import Geometry, output_size
+from upfold.geometry import Geometry, output_size
 
 
 @st.composite

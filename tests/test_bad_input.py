@@ -8,7 +8,7 @@ import torch
 import upfold
 from oracle import ALGORITHMS, ours
 from upfold import InvalidArgument
-from upfold.problem import make_geometry
+from upfold.geometry import make_geometry
 
 X, W, B = torch.ones(2, 4, 5, 6), torch.ones(4, 3, 3, 3), torch.ones(3)
 

@@ -122,10 +122,10 @@ def test_a_wrong_result_is_shown_and_not_timed(monkeypatch):
     assert "WRONG" in render(tables.suite_table("suite", [result]))
 
 
-def render(*parts):
+def render(*parts, width=160):
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=width)
     console.print(*parts)
     return console.file.getvalue()
 
@@ -172,6 +172,21 @@ def test_ratios_and_summary():
     assert "auto: 2.00x torch" in auto
     result.layout = "channels_last"
     assert result.figures(result.row("gemm"))["x_torch"] == pytest.approx(0.5)
+
+
+def test_torch_standing_in_is_no_figure_of_ours():
+    result = comparison_with({"torch": 4.0, "torch channels_last": 1.0})
+    result.auto = "torch"
+    assert result.auto_row is None
+    assert tables.summary_lines([result]) == []
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_tables_fit_the_console(width):
+    result = comparison_with({"gemm": 2.0, "direct": 8.0, "torch": 4.0, "torch channels_last": 1.0, "matmul + F.fold": 3.0})
+    text = render(tables.suite_table("title", [result], width), width=width)
+    assert "\u2026" not in text  # nothing was cut
+    assert "2.00 s" in text
 
 
 def run_bench(names, **options):

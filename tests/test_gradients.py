@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oracle import ALGORITHMS, dtype_name, ours, skip_if_refused, torchs
-from upfold.problem import make_geometry
+from upfold.geometry import make_geometry
 
 # (geometry arguments in torch's order, x shape, w shape): tiny, for the finite differences.
 LAYERS = {

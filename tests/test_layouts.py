@@ -11,7 +11,7 @@ import upfold
 from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours, refusal, torchs
 from small_layer import TORCH
 from strategies import STORAGES
-from upfold.problem import make_geometry
+from upfold.geometry import make_geometry
 
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 # batch, in_channels, out_channels, in_size, kernel, stride: channels of 1, maps of 1x1, batches of 1, in all combinations.

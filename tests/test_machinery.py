@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import upfold
 from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours
-from small_layer import ARGUMENTS, SMOKE, layer, operands, torch_layer
+from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, torch_layer
 from upfold import cases
 
 
@@ -22,6 +22,8 @@ from upfold import cases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=dtype_name)
 def test_fakes_have_the_real_shapes_and_strides(case, dtype, device):
     for memory_format in (None, {4: torch.channels_last, 5: torch.channels_last_3d}.get(case.ndim + 2)):
+        if TORCH < (2, 1) and memory_format is torch.channels_last_3d:
+            continue  # torch 2.0 hides a fake's device from the kernel, and with it which of its 3-D kernels would run
         x, w, b = case.tensors(dtype, device, memory_format=memory_format)
         leaves = (x.requires_grad_(), w.requires_grad_(), b)
         real = ours(leaves, case.geometry)

@@ -22,7 +22,8 @@ from oracle import (
     refusal,
 )
 from upfold import cases
-from upfold.problem import InvalidArgument, Operator, conv_transpose_shape
+from upfold.geometry import InvalidArgument, conv_transpose_shape
+from upfold.problem import Operator
 
 EVERY_CASE = pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 

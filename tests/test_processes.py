@@ -13,7 +13,7 @@ from oracle import ALGORITHMS, ours, torchs
 from small_layer import ARGUMENTS, layer, operands
 from upfold import cases, native
 from upfold.execute import describe
-from upfold.problem import make_geometry
+from upfold.geometry import make_geometry
 
 
 class Decode(torch.utils.data.Dataset):

@@ -55,7 +55,7 @@ class Correlation {
   }
 
   // The scratch of one thread, in bytes.
-  std::int64_t scratch_bytes() const { return parts().end; }
+  std::int64_t scratch_bytes() const { return parts_.end; }
 
   void operator()(std::int64_t begin, std::int64_t end) const {
     const Scratch scratch(scratch_bytes());
@@ -333,6 +333,7 @@ template <typename T>
 bool correlate_direct(const Problem& p, const Operands& operands, int threads) {
   if (!WeightPacker<T>(p, static_cast<const T*>(operands.w)).pack(operands.workspace, threads)) return false;
   const Correlation<T> correlation(p, operands, threads);
+  if (correlation.scratch_bytes() > kLargestScratch) return false;
   parallel_for(correlation.tasks(), threads, correlation);
   return true;
 }

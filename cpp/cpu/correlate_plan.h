@@ -12,6 +12,9 @@ constexpr std::int64_t kBlockTerms = 128;
 // Real channels of the output that one task works on.
 constexpr std::int64_t kSlabChannels = 64;
 
+// A task that needs more scratch, in bytes, is left to the plain loops.
+constexpr std::int64_t kLargestScratch = std::int64_t{512} << 20;
+
 // One axis: outputs are o = q * out_stride + phase - out_pad; tap k of a phase reads the source's q minus (conv_transpose) or
 // plus (conv) its shift.
 struct CorrelateAxis {
@@ -39,6 +42,12 @@ struct CorrelateAxis {
     return {larger(block.begin * out.stride - out.pad, 0), smaller(block.end * out.stride - out.pad, out.size)};
   }
 };
+
+// The length of a row's block for a budget of pixels. Neighbouring blocks read their shared reach twice, so a block is at least
+// about as long as that.
+UPFOLD_INLINE std::int64_t row_block(const CorrelateAxis& w, std::int64_t pixels) {
+  return larger(pixels, smaller(w.reach, 8192));
+}
 
 // A range cut into blocks of equal size, a multiple of `unit`; the last one may be shorter.
 struct Blocks {
@@ -70,7 +79,7 @@ UPFOLD_INLINE TaskBlocks choose_blocks(const TaskShape& shape, const CorrelateAx
                                        std::int64_t other_tasks, int threads) {
   std::int64_t pixels = smaller(65536 / (shape.out_channels * shape.out_rows), 4096);
   pixels = larger(smaller(pixels, 131072 / (shape.in_channels * shape.source_planes)), 128);
-  const Blocks w_blocks(w.q, length(w.q) <= 2 * pixels ? length(w.q) : pixels);
+  const Blocks w_blocks(w.q, length(w.q) <= 2 * pixels ? length(w.q) : row_block(w, pixels));
   const std::int64_t w_pitch = w.window(w_blocks[0]).pitch;
   const Blocks h_blocks(h.q, smaller(larger(pixels / w_pitch, 1), length(h.q)));
   std::int64_t samples = 1;

@@ -91,7 +91,7 @@ class WeightCorrelation {
     const std::int64_t planes = depth_limit() * y_packer_.planes_per_depth();
     const std::int64_t channels = kParts * group_block_.size * (x_slabs_.size + y_slabs_.size * planes);
     const std::int64_t pixels = larger(smaller(kBlockElements / channels, kLargestBlock), kSmallestBlock);
-    const Blocks w_blocks(w_.q, length(w_.q) <= 2 * pixels ? length(w_.q) : pixels);
+    const Blocks w_blocks(w_.q, length(w_.q) <= 2 * pixels ? length(w_.q) : row_block(w_, pixels));
     const std::int64_t w_pitch = w_.window(w_blocks[0]).pitch;
     const Blocks h_blocks(h_.q, larger(pixels / w_pitch, 1));
     const bool whole = w_blocks.count == 1 && h_blocks.count == 1;

@@ -1,6 +1,6 @@
-// exp, tanh and erf of a float without branches, so that loops over them are vectorised; double goes to the C library. Against
-// float64 over all magnitudes the errors stay below 2 units in the last place (exp, tanh) and 1.2e-7 absolute (erf). The
-// polynomials are minimax fits made for this file.
+// exp, tanh and erf of a float without branches, so that loops over them are vectorised; double goes to the C library. The
+// relative errors of exp and tanh and the absolute error of erf stay below 2e-7. The polynomials are minimax fits made for this
+// file.
 #pragma once
 
 #include <math.h>

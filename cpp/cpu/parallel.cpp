@@ -15,7 +15,7 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if defined(__unix__) || defined(__APPLE__)
+#if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
 #include <pthread.h>
 #define UPFOLD_HAVE_FORK 1
 #endif
@@ -23,11 +23,13 @@
 namespace upfold::cpu {
 namespace {
 
+#if defined(_OPENMP)
 // An OpenMP runtime keeps a pool of threads that a forked child does not have, and libgomp waits for them for ever.
 std::atomic<bool> is_forked_child{false};
+#endif
 
 #if defined(UPFOLD_HAVE_FORK)
-const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked_child.store(true); });
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked_child.store(true); });
 #endif
 
 // Ranges per thread: enough that a thread held up by the system does not hold up the rest.

@@ -1,11 +1,11 @@
 """Transposed convolution for PyTorch: GEMM + col2im, direct and fused methods behind torch's own signatures."""
 
-from . import ops as _ops  # registers the operators with torch
+from . import ops  # noqa: F401 (registers the operators with torch)
 from .dispatch import algorithms, explain, use
 from .flops import register as _register_flops
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
+from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
-from .problem import InvalidArgument
 from .replace import replace, restore, scan
 
 __version__ = "0.1.0"

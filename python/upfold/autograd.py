@@ -1,11 +1,12 @@
 """Derivatives: the rules of the five operators, and the routes by which a call takes them.
 
-conv_transpose, conv and conv_transpose_weight are bilinear, and the derivative of each is made of the other two; fold and unfold are each
-other's derivative. So derivatives of every order, in reverse and in forward mode, need no further kernel. Complex derivatives conjugate
-the operand that is held fixed (torch's convention: the gradient is that with respect to the conjugate).
+conv_transpose, conv and conv_transpose_weight are bilinear, and the derivative of each is made of the other two; fold and
+unfold are each other's derivative. So derivatives of every order, in reverse and in forward mode, need no further kernel.
+Complex derivatives conjugate the operand that is held fixed (torch's convention: the gradient with respect to the conjugate).
 
-The functions `conv_transpose`, `conv`, `conv_transpose_weight`, `fold` and `unfold` take the shortest route that nobody would notice: straight to
-the kernel where nothing watches and no gradient is asked for, an ``autograd.Function`` where one is, torch's dispatcher otherwise.
+The functions `conv_transpose`, `conv`, `conv_transpose_weight`, `fold` and `unfold` take the shortest route that nobody would
+notice: straight to the kernel where nothing watches and no gradient is asked for, an ``autograd.Function`` where one is,
+torch's dispatcher otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from . import execute
 from .columns import BlockArguments
 from .dispatch import current, encode_algorithm
 from .execute import Arguments
-from .problem import block_geometry, make_geometry, per_axis
+from .geometry import block_geometry, make_geometry
 from .watch import needs_gradient, nobody_intercepts, transform_is_active
 
 Sizes = tuple[int, ...]
@@ -147,7 +148,9 @@ class _ConvTransposeRules:
     """y = conv_transpose(x, w) + bias."""
 
     @staticmethod
-    def compute(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
+    def compute(
+        x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None
+    ) -> torch.Tensor:
         if nobody_intercepts(x, w, bias):
             return execute.conv_transpose(x, w, bias, arguments, algorithm)
         return _op("conv_transpose_raw", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
@@ -259,7 +262,9 @@ class _ConvTransposeWeightRules:
     """w = conv_transpose_weight(x, g), the adjoint in w."""
 
     @staticmethod
-    def compute(x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
+    def compute(
+        x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None
+    ) -> torch.Tensor:
         if nobody_intercepts(x, g):
             return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
         return _op("conv_transpose_weight_raw", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .problem import Geometry, Operator, Problem, cached_geometry, output_size, pad_axes
+from .geometry import Geometry, cached_geometry, output_size
+from .problem import Operator, Problem, pad_axes
 
 TIERS = ("smoke", "edge", "seeds", "decoders", "irregular")
 _NO_STRIDES = (0, 0, 0, 0, 0)

@@ -141,7 +141,7 @@ def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> 
 def _draw_row(axes: Any, position: int, comparison: Comparison, marks: dict[str, Any]) -> None:
     """Draw one layer: a dot for each method, a line from torch to what `auto` takes, and the ratio of the two at the right."""
     axes.axhline(position, color=_FAINT, linewidth=0.8, zorder=0)
-    auto, torch_row = comparison.row(comparison.auto), comparison.torch_row
+    auto, torch_row = comparison.auto_row, comparison.torch_row
     ratio = comparison.ratio(auto, torch_row)
     if ratio is not None and auto is not None and torch_row is not None:
         ends = [(row.seconds or 0.0) * 1e3 for row in (auto, torch_row)]

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from .geometry import InvalidArgument
 from .options import DTYPES, Failure, add_layer, add_run, chosen_case, chosen_device, layer_words, positive, shape
-from .problem import InvalidArgument
 
 _SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
 

@@ -11,21 +11,9 @@ import torch.nn.functional as F
 from . import native
 from .dispatch import fallback_allowed
 from .execute import check_operands
+from .geometry import Geometry, IntOrInts, InvalidArgument, block_geometry, fold_shape, per_axis, unfold_shape
 from .overlap import check_out
-from .problem import (
-    DTYPE_CODES,
-    Geometry,
-    InvalidArgument,
-    IntOrInts,
-    Operator,
-    Problem,
-    block_geometry,
-    fold_shape,
-    pad_axes,
-    pad_strides,
-    per_axis,
-    unfold_shape,
-)
+from .problem import DTYPE_CODES, Operator, Problem, pad_axes, pad_strides
 
 # kernel_size, dilation, padding, stride, in torch's order
 BlockArguments = tuple[IntOrInts, IntOrInts, IntOrInts, IntOrInts]
@@ -84,7 +72,9 @@ def _missing(t: torch.Tensor) -> str | None:
 def _two_axes(kernel_size: tuple[int, ...], reason: str) -> tuple[int, ...]:
     """Announce that torch's operator stands in, or refuse: it knows two axes only."""
     if len(kernel_size) != 2 or not fallback_allowed():
-        raise InvalidArgument(f"kernel_size = {kernel_size}; no kernel runs on this device: {reason}; torch's own stands in for two axes only")
+        raise InvalidArgument(
+            f"kernel_size = {kernel_size}; no kernel runs on this device: {reason}; torch's own stands in for two axes only"
+        )
     warnings.warn(f"upfold runs torch's own fold and unfold: {reason}", RuntimeWarning, stacklevel=3)
     return kernel_size
 

@@ -12,8 +12,9 @@ import torch
 from . import dispatch, execute
 from .cases import Case
 from .floor import Ceilings, ceilings, tf32_allowed
+from .geometry import Geometry
 from .methods import CHANNELS_LAST, Method, in_layout, our_method, peers
-from .problem import Geometry, Problem
+from .problem import Problem
 from .reference import Reference, reference
 from .timing import Call, Work, data_sets, measure
 
@@ -103,6 +104,11 @@ class Comparison:
     def row(self, method: str) -> Row | None:
         """The row of that method, or None."""
         return next((row for row in self.rows if row.method == method), None)
+
+    @property
+    def auto_row(self) -> Row | None:
+        """The row of what upfold chooses; None where that is torch's own operator, which is no figure of upfold's."""
+        return next((row for row in self.rows if row.ours and row.method == self.auto), None)
 
     @property
     def torch_row(self) -> Row | None:
@@ -276,6 +282,18 @@ def compare(
         bound=0.0,
         auto=explanation.plan.algorithm,
     )
+    methods = _our_methods(explanation, layout, geometry)
+    for peer in peers(geometry, device):
+        methods.append((Row(peer.name, False, peer.layout, note=peer.note), peer.run))
+    with torch.no_grad():
+        truth = reference(x, w, bias, geometry, tf32=x.dtype == torch.float32 and tf32_allowed(device))
+        result.bound = truth.bound
+        _check_and_time(methods, x, w, bias, truth, seconds)
+    result.rows = [row for row, _ in methods]
+    return result
+
+
+def _our_methods(explanation: dispatch.Explanation, layout: str, geometry: Geometry) -> list[tuple[Row, Method | None]]:
     methods: list[tuple[Row, Method | None]] = []
     for candidate in explanation.candidates:
         if candidate.algorithm == "torch":  # stands below, as a peer
@@ -286,14 +304,7 @@ def compare(
         elif candidate.plan.workspace_bytes:
             row.note = f"{candidate.plan.workspace_bytes / 2**20:.3g} MiB workspace"
         methods.append((row, None if candidate.plan is None else our_method(candidate.algorithm, geometry)))
-    for peer in peers(geometry, device):
-        methods.append((Row(peer.name, False, peer.layout, note=peer.note), peer.run))
-    with torch.no_grad():
-        truth = reference(x, w, bias, geometry, tf32=x.dtype == torch.float32 and tf32_allowed(device))
-        result.bound = truth.bound
-        _check_and_time(methods, x, w, bias, truth, seconds)
-    result.rows = [row for row, _ in methods]
-    return result
+    return methods
 
 
 def _check_and_time(

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import native
+from . import cases, dispatch, native
 from .charts import device_text, format_seconds, write_chart
-from .compare import Comparison, compare
+from .compare import Comparison, compare, describe
 from .decoder import PHOTO_SIZE, Decoder, interpolated, take_apart
-from .problem import cached_geometry
+from .geometry import cached_geometry
 from .replace import replace
 from .tables import LEGEND, make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
 from .timing import medians
@@ -49,8 +49,12 @@ class Outcome:
 
 def default_device() -> torch.device:
     """The GPU where there is one that upfold has kernels for, else the CPU."""
-    module, _ = native.load_cuda()
-    return torch.device("cuda" if module is not None and torch.cuda.is_available() else "cpu")
+    if native.load_cuda()[0] is None or not torch.cuda.is_available():
+        return torch.device("cpu")
+    x, w, bias = cases.find("k4s2p1").tensors()
+    found = dispatch.explain(describe(x, w, bias, cases.find("k4s2p1").geometry), device="cuda").candidates
+    covered = any(one.plan is not None and one.algorithm != dispatch.FALLBACK for one in found)
+    return torch.device("cuda" if covered else "cpu")
 
 
 def photograph(size: int = PHOTO_SIZE) -> Tensor:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .algorithms import REGISTRY, Algorithm
-from .problem import DTYPE_BYTES, InvalidArgument, Problem
+from .geometry import InvalidArgument
+from .problem import DTYPE_BYTES, Problem
 
 _DEFAULT_WORKSPACE_MB = {"cpu": 64.0}
 _DEFAULT_WORKSPACE_MB_GPU = 256.0
@@ -37,14 +38,13 @@ class Settings(NamedTuple):
     fallback: bool | None = None
 
 
-_settings: ContextVar[Settings] = ContextVar("upfold_settings", default=Settings())
+_DEFAULTS = Settings()
+_settings: ContextVar[Settings] = ContextVar("upfold_settings", default=_DEFAULTS)
 current = _settings.get
 
 
 @contextlib.contextmanager
-def use(
-    algorithm: str | None = None, workspace_mb: float | None = None, fallback: bool | None = None
-) -> Iterator[None]:
+def use(algorithm: str | None = None, workspace_mb: float | None = None, fallback: bool | None = None) -> Iterator[None]:
     """Set how upfold's operators run inside a ``with`` block or a decorated function.
 
     The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
@@ -52,7 +52,8 @@ def use(
 
     Args:
         algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
-        workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a CPU, 256 on a GPU).
+        workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a CPU, 256 on a
+            GPU).
         fallback: whether torch's own operator may stand in where no kernel of upfold runs (default: UPFOLD_FALLBACK, else yes).
 
     Raises:
@@ -84,7 +85,9 @@ def check_name(algorithm: str) -> None:
     """Refuse an unknown algorithm."""
     if algorithm != "auto" and algorithm not in REGISTRY:
         known = ", ".join(repr(name) for name in ("auto", *REGISTRY))
-        raise InvalidArgument(f"algorithm = {algorithm!r}; must be one of {known}; upfold.explain tells which of them take a layer")
+        raise InvalidArgument(
+            f"algorithm = {algorithm!r}; must be one of {known}; upfold.explain tells which of them take a layer"
+        )
 
 
 def encode_algorithm(algorithm: str | None) -> int:
@@ -152,7 +155,9 @@ def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -
         check_name(algorithm)
         refusal = REGISTRY[algorithm].reject(problem, device)
         if refusal is not None:
-            raise InvalidArgument(f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm))
+            raise InvalidArgument(
+                f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm)
+            )
         return _planned(REGISTRY[algorithm], problem, device, "asked for by name")
     return _automatic(problem, device, fallback_allowed())
 
@@ -185,7 +190,9 @@ def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> P
         return _planned(REGISTRY[best], problem, device, f"least predicted time: {ranking}")
     listed = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
     if not may_fall_back:
-        raise InvalidArgument(f"algorithm = 'auto'; every algorithm refuses this problem ({listed}), and falling back to torch is off")
+        raise InvalidArgument(
+            f"algorithm = 'auto'; every algorithm refuses this problem ({listed}), and falling back to torch is off"
+        )
     warnings.warn(f"upfold runs torch's own operator: {listed}", RuntimeWarning, stacklevel=2)
     return _planned(REGISTRY[FALLBACK], problem, device, f"every other algorithm refuses: {listed}")
 
@@ -230,7 +237,8 @@ class Explanation:
         lines = [
             f"{p.operator.name.lower()} on {self.device}, {str(p.dtype).removeprefix('torch.')}: batch {p.batch}, "
             f"{p.in_channels} -> {p.out_channels} channels in {p.groups} group(s), {_sizes(p.in_size)} -> {_sizes(p.out_size)}, "
-            f"kernel {_sizes(p.kernel_size)}, stride {_sizes(p.stride)}, padding {_sizes(p.padding)}, dilation {_sizes(p.dilation)}",
+            f"kernel {_sizes(p.kernel_size)}, stride {_sizes(p.stride)}, padding {_sizes(p.padding)}, dilation "
+            f"{_sizes(p.dilation)}",
             f"{p.flops / 1e9:.3g} GFLOP, {p.bytes / 1e6:.3g} MB",
             f"runs: {self.plan.algorithm} (config {self.plan.config}, {self.plan.workspace_bytes / 2**20:.3g} MiB workspace; "
             f"{self.plan.reason})",
@@ -269,7 +277,9 @@ def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: to
         from .execute import problem_of_layer
 
         if input is None:
-            raise InvalidArgument("input = None; explaining a layer needs the tensor that it would get; pass explain(layer, input)")
+            raise InvalidArgument(
+                "input = None; explaining a layer needs the tensor that it would get; pass explain(layer, input)"
+            )
         problem = problem_of_layer(layer_or_problem, input)
         asked = getattr(layer_or_problem, "algorithm", None) or current().algorithm
         where = input.device
@@ -279,5 +289,3 @@ def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: to
         accepted = None if refusal is not None else _planned(algorithm, problem, where, "")
         candidates.append(Candidate(name, accepted, refusal))
     return Explanation(problem, where, plan(problem, where, asked), tuple(candidates))
-
-

@@ -12,21 +12,9 @@ import torch
 from . import layout
 from .algorithms import REGISTRY, Algorithm, Tensors
 from .dispatch import current, plan, workspace_cap
+from .geometry import IntOrInts, InvalidArgument, cached_geometry, conv_shape, conv_transpose_shape, conv_transpose_weight_shape
 from .overlap import check_out
-from .problem import (
-    DTYPE_CODES,
-    Activation,
-    ActivationLike,
-    InvalidArgument,
-    IntOrInts,
-    Operator,
-    Problem,
-    cached_geometry,
-    conv_shape,
-    conv_transpose_shape,
-    conv_transpose_weight_shape,
-    make_problem,
-)
+from .problem import DTYPE_CODES, Activation, ActivationLike, Operator, Problem, make_problem
 
 # stride, padding, output_padding, groups, dilation, in torch's order; hashable
 Arguments = tuple[IntOrInts, IntOrInts, IntOrInts, int, IntOrInts]
@@ -41,7 +29,13 @@ class Launch:
     __slots__ = ("algorithm", "channels_last", "config", "copies", "empty", "problem", "shape", "workspace_bytes")
 
     def __init__(
-        self, problem: Problem, device: torch.device, algorithm: str | None, shape: tuple[int, ...], channels_last: bool, copies: bool
+        self,
+        problem: Problem,
+        device: torch.device,
+        algorithm: str | None,
+        shape: tuple[int, ...],
+        channels_last: bool,
+        copies: bool,
     ) -> None:
         self.problem = problem
         self.shape = shape
@@ -180,7 +174,9 @@ def _describe(
     shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
     parsed = Activation.parse(activation)
     if parsed.code and x.dtype.is_complex:
-        raise InvalidArgument(f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined")
+        raise InvalidArgument(
+            f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined"
+        )
     if out is not None and tuple(out.shape) != shape:
         raise InvalidArgument(f"out.shape = {tuple(out.shape)}; must be {shape}; allocate it with that shape")
     channels_last = layout.result_is_channels_last(x, w, geometry)
@@ -222,7 +218,16 @@ def conv_transpose_weight(
     x: torch.Tensor, g: torch.Tensor, kernel_size: tuple[int, ...], arguments: Arguments, algorithm: str | None = None
 ) -> torch.Tensor:
     """Run the adjoint in w of a transposed convolution; the result is (in_channels, out_channels / groups, kernel_size...)."""
-    key = (_tensor_key(x), _tensor_key(g), kernel_size, arguments, algorithm, _environment(g), _alignment(x, g) if g.is_cuda else 0, 1)
+    key = (
+        _tensor_key(x),
+        _tensor_key(g),
+        kernel_size,
+        arguments,
+        algorithm,
+        _environment(g),
+        _alignment(x, g) if g.is_cuda else 0,
+        1,
+    )
     launch = _launches.get(key)
     if launch is None:
         geometry = cached_geometry(len(kernel_size), *arguments)
@@ -249,7 +254,7 @@ def describe(
     arguments: Arguments,
     activation: ActivationLike = None,
 ) -> Problem:
-    """The problem of a transposed convolution of batched tensors, without running it; the arguments are those of `conv_transpose`."""
+    """The problem of a transposed convolution of batched tensors, without running it (arguments as in `conv_transpose`)."""
     return _describe(x, w, bias, arguments, activation)[0]
 
 
@@ -271,7 +276,9 @@ def check_operands(**tensors: torch.Tensor | None) -> None:
         if tensor is None:
             continue
         if tensor.dtype != first.dtype:
-            raise InvalidArgument(f"{name}.dtype = {tensor.dtype} but {first_name} is {first.dtype}; they must match; convert one with .to()")
+            raise InvalidArgument(
+                f"{name}.dtype = {tensor.dtype} but {first_name} is {first.dtype}; they must match; convert one with .to()"
+            )
         if tensor.device != first.device:
             raise InvalidArgument(f"{name} is on {tensor.device} but {first_name} is on {first.device}; move one with .to()")
 

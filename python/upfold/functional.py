@@ -15,7 +15,8 @@ from . import activation as activations
 from . import autograd, columns, execute
 from .dispatch import fallback_allowed
 from .execute import Arguments
-from .problem import Activation, ActivationLike, InvalidArgument, IntOrInts, per_axis
+from .geometry import IntOrInts, InvalidArgument, per_axis
+from .problem import Activation, ActivationLike
 from .watch import needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
@@ -62,7 +63,8 @@ def conv_transpose2d(
     ``torch.nn.ConvTranspose2d``.
 
     Args:
-        input: (batch, in_channels, height, width) or (in_channels, height, width); float32, float64, float16, bfloat16, complex64 or
+        input: (batch, in_channels, height, width) or (in_channels, height, width); float32, float64, float16, bfloat16,
+            complex64 or
             complex128; any strides.
         weight: (in_channels, out_channels / groups, kernel_h, kernel_w), of the same dtype and device; the kernel is not flipped.
         bias: (out_channels,) or None.
@@ -72,9 +74,11 @@ def conv_transpose2d(
         groups: number of groups of channels that do not mix; divides in_channels.
         dilation: distance, in output pixels, between neighbouring taps.
         algorithm: one of ``upfold.algorithms()``; None leaves the choice to ``upfold.use`` and, without it, to upfold.
-        activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied with
+        activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied
+            with
             the bias, in the same pass when no gradient is asked for. Not for complex numbers.
-        out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused where a
+        out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused
+            where a
             gradient is needed.
 
     Returns:
@@ -149,9 +153,7 @@ def _intercepted(
     if has_torch_function(operands):
         names = ("stride", "padding", "output_padding", "groups", "dilation")
         keywords = {"algorithm": algorithm, "activation": activation, "out": out}
-        result: Tensor = handle_torch_function(
-            _PUBLIC[ndim], operands, x, w, bias, **dict(zip(names, arguments)), **keywords
-        )
+        result: Tensor = handle_torch_function(_PUBLIC[ndim], operands, x, w, bias, **dict(zip(names, arguments)), **keywords)
         return result
     arguments = _hashable(arguments)
     if x.dim() == ndim + 1:
@@ -178,14 +180,18 @@ def _intercepted(
 def _warn_of_fallback(device: torch.device) -> None:
     reason = f"upfold has no kernels for {device.type}"
     if not fallback_allowed():
-        raise InvalidArgument(f"input is on {device}; {reason}, and falling back to torch is off; move it to a CPU or a CUDA device")
+        raise InvalidArgument(
+            f"input is on {device}; {reason}, and falling back to torch is off; move it to a CPU or a CUDA device"
+        )
     warnings.warn(f"{reason}; torch's own operator runs", RuntimeWarning, stacklevel=4)
 
 
 def _check_activation(x: Tensor, activation: ActivationLike) -> Activation:
     parsed = Activation.parse(_hashable_activation(activation))
     if parsed.code and x.dtype.is_complex:
-        raise InvalidArgument(f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined")
+        raise InvalidArgument(
+            f"activation = {activation!r}; the input is {x.dtype}; activations of complex numbers are not defined"
+        )
     return parsed
 
 
@@ -216,14 +222,16 @@ def fold(
     """Sum sliding blocks into an image (col2im), equivalent to ``torch.nn.functional.fold`` and for 1 to 3 axes.
 
     Args:
-        input: (batch, channels * taps, blocks) or (channels * taps, blocks), taps being the product of the kernel size; rows in the order
+        input: (batch, channels * taps, blocks) or (channels * taps, blocks), taps being the product of the kernel size; rows in
+            the order
             channel, then tap; blocks in row-major order.
         output_size: spatial size of the result; its length is the number of axes, an integer means 2.
         kernel_size: size of a block.
         dilation: distance between neighbouring taps.
         padding: pixels of zeros that `unfold` would have added at both ends.
         stride: distance between neighbouring blocks.
-        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is needed.
+        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is
+            needed.
 
     Returns:
         (batch, channels, output_size...), without the batch if the input has none.
@@ -256,7 +264,7 @@ def unfold(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Lay the sliding blocks of an image out as columns (im2col), equivalent to ``torch.nn.functional.unfold`` and for 1 to 3 axes.
+    """Lay the sliding blocks of an image out as columns (im2col), as ``torch.nn.functional.unfold`` does, for 1 to 3 axes.
 
     Args:
         input: (batch, channels, spatial...) or (channels, spatial...), any strides.
@@ -264,7 +272,8 @@ def unfold(
         dilation: distance between neighbouring taps.
         padding: pixels of zeros added at both ends of each axis.
         stride: distance between neighbouring blocks.
-        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is needed.
+        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is
+            needed.
 
     Returns:
         (batch, channels * taps, blocks), without the batch if the input has none; rows in the order channel, then tap.
@@ -293,4 +302,6 @@ def _refuse_gradient(input: Tensor) -> None:
 
 
 def _out_with_gradient() -> InvalidArgument:
-    return InvalidArgument("out is given but a gradient is needed; they exclude each other; use torch.no_grad() or leave out away")
+    return InvalidArgument(
+        "out is given but a gradient is needed; they exclude each other; use torch.no_grad() or leave out away"
+    )

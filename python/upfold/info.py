@@ -108,7 +108,9 @@ def info_text(facts: dict[str, Any] | None = None) -> str:
         ("algorithms", ", ".join(facts["algorithms"])),
         ("CUDA", "available" if cuda["available"] else f"unavailable: {cuda['reason']}"),
     ]
-    lines += [(f"  {_words(key)}", _show(value)) for key, value in cuda.items() if key not in ("available", "reason")]
+    lines += [
+        (f"  {_words(key)}", _show(value)) for key, value in cuda.items() if key not in ("available", "reason", "build") and value
+    ]
     lines += [(name, value) for name, value in facts["environment"].items()]
     width = max(len(name) for name, _ in lines) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in lines)

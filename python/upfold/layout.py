@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .problem import Geometry
+from .geometry import Geometry
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -33,7 +33,8 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
 def result_is_channels_last(x: torch.Tensor, w: torch.Tensor, geometry: Geometry | None = None) -> bool:
     """Whether the convolution of batched `x` with `w` (or the transposed one) gives a channels_last result, as in torch.
 
-    It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, one of its CPU kernels for
+    It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, one of its CPU
+    kernels for
     3-D knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come out contiguous.
     """
     x_shape, x_strides, w_shape, w_strides = tuple(x.shape), x.stride(), tuple(w.shape), w.stride()
@@ -48,7 +49,7 @@ def result_is_channels_last(x: torch.Tensor, w: torch.Tensor, geometry: Geometry
 
 
 def _only_contiguous(x: torch.Tensor, w: torch.Tensor, geometry: Geometry | None) -> bool:
-    """Whether torch would take the 3-D CPU kernel that knows only the contiguous format: it decides by type, sizes and threads."""
+    """Whether torch would take its 3-D CPU kernel for contiguous tensors only; it decides by type, sizes and threads."""
     if geometry is None:
         return x.dtype == torch.float64
     if x.dtype.is_complex:

@@ -27,5 +27,3 @@ def load_cuda() -> tuple[ModuleType | None, str | None]:
     except ImportError as error:
         return None, f"upfold's CUDA module does not load: {error}"
     return _cuda, None
-
-

@@ -17,17 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from . import dispatch, functional
-from .problem import (
-    NO_ACTIVATION,
-    Activation,
-    ActivationLike,
-    IntOrInts,
-    InvalidArgument,
-    block_geometry,
-    make_geometry,
-    output_size,
-    per_axis,
-)
+from .geometry import IntOrInts, InvalidArgument, block_geometry, make_geometry, output_size, per_axis
+from .problem import NO_ACTIVATION, Activation, ActivationLike
 
 _tracing_state = torch._C._get_tracing_state
 
@@ -351,9 +342,7 @@ class Unfold(_Windows, nn.Unfold):
         InvalidArgument: an argument that no input could satisfy.
     """
 
-    def __init__(
-        self, kernel_size: IntOrInts, dilation: IntOrInts = 1, padding: IntOrInts = 0, stride: IntOrInts = 1
-    ) -> None:
+    def __init__(self, kernel_size: IntOrInts, dilation: IntOrInts = 1, padding: IntOrInts = 0, stride: IntOrInts = 1) -> None:
         block_geometry(_axes(kernel_size), kernel_size, dilation, padding, stride)
         arguments: Any = (kernel_size, dilation, padding, stride)
         super().__init__(*arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .problem import InvalidArgument
+from .geometry import InvalidArgument
 
 # What a model is called with: one tensor, positional arguments, or keyword arguments.
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]

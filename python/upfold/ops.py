@@ -1,7 +1,7 @@
 """The operators as torch's dispatcher knows them: schemas, kernels, fakes, autocast. The only file that knows the dispatcher.
 
-Each operator exists twice. ``upfold::NAME_raw`` has CPU and CUDA kernels and a fake, and no derivative. ``upfold::NAME`` is composed of it
-by an ``autograd.Function`` (`autograd.py`), so that every one of torch's transforms sees through it.
+Each operator exists twice. ``upfold::NAME_raw`` has CPU and CUDA kernels and a fake, and no derivative. ``upfold::NAME`` is
+composed of it by an ``autograd.Function`` (`autograd.py`), so that every one of torch's transforms sees through it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from . import autograd, columns, execute, layout
 from .columns import BlockArguments
 from .dispatch import decode_algorithm
 from .execute import Arguments
-from .problem import (
-    Activation,
+from .geometry import (
     block_geometry,
     conv_shape,
     conv_transpose_shape,
@@ -26,6 +25,7 @@ from .problem import (
     make_geometry,
     unfold_shape,
 )
+from .problem import Activation
 from .watch import transform_is_active
 
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, int algorithm"
@@ -137,9 +137,8 @@ def _unfold_composite(image: torch.Tensor, *blocks: Any) -> Any:
     return function.apply(image, _block_arguments(blocks))
 
 
-def _autocast(name: str, key: str, device: str) -> Callable[..., Any]:
-    """A kernel that casts float operands to the autocast type and calls on with autocast off, as torch does for its convolutions."""
-    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+def _autocast(name: str, device: str) -> Callable[..., Any]:
+    """Cast float operands to the autocast type and call on with autocast off, as torch does for its convolutions."""
 
     def lower(operand: Any) -> Any:
         if isinstance(operand, torch.Tensor) and operand.device.type == device and operand.is_floating_point():
@@ -147,7 +146,7 @@ def _autocast(name: str, key: str, device: str) -> Callable[..., Any]:
         return operand
 
     def kernel(*operands: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(off):
+        with torch.autocast(device, enabled=False):
             return getattr(torch.ops.upfold, name)(*(lower(operand) for operand in operands))
 
     return kernel
@@ -184,7 +183,7 @@ def _register() -> None:
         _library.impl(name, composite, "CompositeImplicitAutograd")
         if name not in ("fold", "unfold"):
             for key, device in _AUTOCAST_DEVICES.items():
-                _library.impl(name, _autocast(name, key, device), key)
+                _library.impl(name, _autocast(name, device), key)
 
 
 _register()

@@ -129,7 +129,7 @@ def chosen_case(arguments: argparse.Namespace) -> Any:
             groups=arguments.groups,
             bias=arguments.bias,
         )
-        from .problem import conv_transpose_shape
+        from .geometry import conv_transpose_shape
 
         weight = (case.in_channels, case.out_channels // case.groups, *case.kernel_size)
         conv_transpose_shape((case.batch, case.in_channels, *case.in_size), weight, None, case.geometry)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .problem import InvalidArgument
+from .geometry import InvalidArgument
 
 
 def check_out(out: torch.Tensor, *inputs: torch.Tensor | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from .floor import matmul_tf32
-from .problem import Geometry
+from .geometry import Geometry
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 # A result may be this many times as far off as the oracle.

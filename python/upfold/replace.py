@@ -20,8 +20,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import dispatch, functional, observe, timing
+from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
-from .problem import InvalidArgument
 from .report import LayerRow, Report
 
 
@@ -242,9 +242,7 @@ def _row(entry: _Found) -> LayerRow:
         parameters = None
     kind = getattr(layer, "original_name", None) or _plain_class(layer).__name__
     settings = "" if isinstance(layer, torch.jit.ScriptModule) else layer.extra_repr()
-    return LayerRow(
-        entry.name, entry.aliases, kind.removeprefix("Replaced"), state, entry.refusal, settings, parameters
-    )
+    return LayerRow(entry.name, entry.aliases, kind.removeprefix("Replaced"), state, entry.refusal, settings, parameters)
 
 
 def _swap(layer: nn.Module, cls: type[nn.Module]) -> None:
@@ -303,9 +301,7 @@ class _Contest:
         return None
 
 
-def _measure(
-    model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None
-) -> dict[nn.Module, _Contest]:
+def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None) -> dict[nn.Module, _Contest]:
     contests: dict[nn.Module, _Contest] = {}
     known: dict[Any, list[float]] = {}
 

@@ -138,7 +138,7 @@ def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLA
     middle = () if width < _MEDIUM_WIDTH else ("size",)
     table = new_table(title, "layer", *middle, *heads, *ours, "auto", *ends, left=("size", "auto"))
     for comparison in comparisons:
-        auto = comparison.row(comparison.auto)
+        auto = comparison.auto_row
         figures = comparison.figures(auto) if auto is not None else {}
         x_floor = figures.get("x_floor")
         worst = max((r for r in comparison.rows if r.ours and r.error is not None), key=lambda r: r.error or 0.0, default=None)
@@ -179,7 +179,7 @@ def summary_lines(comparisons: Sequence[Comparison]) -> list[str]:
     lines = []
     ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
     for method in [*ours, "auto"]:
-        rows = [(c, c.row(c.auto if method == "auto" else method)) for c in comparisons]
+        rows = [(c, c.auto_row if method == "auto" else c.row(method)) for c in comparisons]
         against_torch = [r for c, row in rows if (r := c.ratio(row, c.torch_row)) is not None]
         against_best = [r for c, row in rows if (r := c.ratio(row, c.best_peer)) is not None]
         if against_torch:

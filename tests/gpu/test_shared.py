@@ -6,6 +6,7 @@ import importlib
 import inspect
 
 import pytest
+
 from gpu import missing
 
 reason = missing()

@@ -24,7 +24,8 @@ class Blocking:
     """How many samples, output channels and positions of the split axis one block takes.
 
     `axis` is the outermost spatial axis that has more than one position: 0 depth, 1 height, 2 width. `rows` counts output
-    positions on it for a transposed convolution, input positions for its two adjoints. `channels` counts output channels: a multiple of a
+    positions on it for a transposed convolution, input positions for its two adjoints. `channels` counts output channels: a
+    multiple of a
     group's, or a part of one group.
     """
 

@@ -6,7 +6,8 @@ With ``columns`` of shape (out_channels * taps, input pixels) per sample:
     conv                    columns = im2col(y);        x = w columns
     conv_transpose_weight   columns = im2col(y);        w = sum over samples of x columns^T
 
-Blocks of columns (`blocks.py`) live in the workspace. A block of several samples puts them side by side, so that small maps still make
+Blocks of columns (`blocks.py`) live in the workspace. A block of several samples puts them side by side, so that small maps
+still make
 one large product. 16-bit problems use float32 throughout and round once, at the end.
 """
 
@@ -64,7 +65,7 @@ def _blocking(problem: Problem) -> Blocking | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """The output channels of one block: their groups, their rows inside a group, the shape and the native record of the columns."""
+    """The output channels of one block: their groups, their rows inside a group, the columns' shape and native record."""
 
     groups: slice
     rows: slice
@@ -148,7 +149,8 @@ class Gemm:
             return f"no gemm kernel exists for {device.type} yet"
         if problem.batch > 0 and _blocking(problem) is None:
             return (
-                f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the weight ({_weight_bytes(problem)} bytes) and the "
+                f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the weight "
+                f"({_weight_bytes(problem)} bytes) and the "
                 f"smallest block of columns; raise UPFOLD_WORKSPACE_MB or use(workspace_mb=...)"
             )
         return None
@@ -266,7 +268,7 @@ def _narrow(t: torch.Tensor, step: _Step) -> torch.Tensor:
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, result: torch.Tensor, accumulate: bool = False) -> None:
-    """result (+)= a @ b for batches of matrices, the batch being groups."""
+    """Set result to a @ b, or add it, for batches of matrices; the batch is the groups."""
     if len(a) == 1:
         target = result[0]
         torch.addmm(target, a[0], b[0], beta=int(accumulate), out=target)
