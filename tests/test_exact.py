@@ -66,8 +66,17 @@ def _backward_case(case, is_complex):
     return (x, w, b), grad, reference_gradients((x, w, b), grad, case.geometry)
 
 
-@grid(cases.CASES, DTYPES)
+@grid(cases.by_tier("smoke", "edge", "seeds", "irregular"), DTYPES)
 def test_gradients(algorithm, case, dtype, device):
+    _check_gradients(algorithm, case, dtype, device)
+
+
+@grid(cases.by_tier("decoders"), (torch.float32, torch.bfloat16))
+def test_gradients_of_decoders(algorithm, case, dtype, device):
+    _check_gradients(algorithm, case, dtype, device)
+
+
+def _check_gradients(algorithm, case, dtype, device):
     case = case.scaled(BACKWARD_LIMITS[dtype])
     operands, grad, want = _backward_case(case, dtype.is_complex)
     leaves = tuple(_cast(tensor, dtype, device).requires_grad_() for tensor in operands)
@@ -98,6 +107,18 @@ def test_torch_peer(case, dtype, device):
         except RuntimeError as error:
             pytest.skip(f"this torch has no such operator: {error}")
     assert_exact(ours(operands, case.geometry, "torch"), reference(operands, case.geometry))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=dtype_name)
+@pytest.mark.parametrize("case", cases.by_tier("smoke", "edge"), ids=lambda case: case.name)
+def test_gradients_of_torch_peer(case, dtype, device):
+    operands, grad, want = _backward_case(case.scaled(0.001), dtype.is_complex)
+    leaves = tuple(_cast(tensor, dtype, device).requires_grad_() for tensor in operands)
+    y = ours(leaves, case.geometry, "torch")
+    for what, one, other in zip(
+        ("x.grad", "w.grad", "bias.grad"), torch.autograd.grad(y, leaves, _cast(grad, dtype, device)), want, strict=True
+    ):
+        assert_exact(one, other, what)
 
 
 @grid(cases.by_tier("smoke"), (torch.float32, torch.bfloat16))

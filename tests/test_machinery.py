@@ -16,6 +16,7 @@ import upfold
 from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours
 from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, torch_layer
 from upfold import cases
+from upfold.algorithms import REGISTRY
 
 
 @SMOKE
@@ -244,3 +245,21 @@ def test_auto_takes_torch_never_where_ours_run(device):
         for name, value in geometry_arguments(small.geometry).items():
             setattr(model, name, value)
         assert upfold.explain(model, x).plan.algorithm != "torch", case.name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("chosen", ["by name", "by the block"])
+def test_the_backward_runs_what_the_forward_ran(algorithm, chosen, device, monkeypatch):
+    """Also when it runs after the block that chose has ended, as backward passes do."""
+    ran = []
+    for name, method in REGISTRY.items():
+        run = method.run
+        monkeypatch.setattr(method, "run", lambda *rest, name=name, run=run: (ran.append(name), run(*rest))[1])
+    x, w, b = operands(device, requires_grad=True)
+    if chosen == "by name":
+        y = upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm=algorithm)
+    else:
+        with upfold.use(algorithm=algorithm):
+            y = layer(x, w, b)
+    y.sum().backward()
+    assert ran == [algorithm] * 3

@@ -26,6 +26,8 @@ from oracle import (
 )
 from strategies import STORAGES, layers
 from upfold import cases
+from upfold.algorithms import REGISTRY
+from upfold.problem import Operator
 
 SIX = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 EACH = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -59,6 +61,29 @@ def test_forward_and_gradients_are_exact(algorithm, layer, dtype, bias, seed, de
         return
     assert_exact(grad_x, want_x, "x.grad")
     assert_exact(grad_w, want_w, "w.grad")
+
+
+@EACH
+@given(layer=layers(), kibibytes=st.integers(1, 40), seed=st.integers(0, 99))
+def test_any_workspace_cap(algorithm, layer, kibibytes, seed, device):
+    """Cut into pieces of samples, channels and rows, down to single ones, forward and backward."""
+    geometry, x_shape, w_shape = layer
+    x, w = integers(x_shape, torch.float32, seed, device), integers(w_shape, torch.float32, seed + 1, device)
+    with upfold.use(workspace_mb=kibibytes / 1024):
+        if refusal(algorithm, x, w, None, geometry) is not None:
+            return
+        y = ours((x.requires_grad_(), w.requires_grad_(), None), geometry, algorithm)
+        x64, w64 = x.detach().cpu().double(), w.detach().cpu().double()
+        assert_exact(y.detach(), loop_conv_transpose((x64, w64, None), geometry))
+        g = integers(y.shape, torch.float32, seed + 2, device)
+        try:
+            grad_x, grad_w = torch.autograd.grad(y, (x, w), g)
+        except upfold.InvalidArgument as error:  # each operator has its own smallest piece
+            if "workspace" not in str(error):
+                raise
+            return
+    assert_exact(grad_x, loop_conv(g.cpu().double(), w64, x_shape[2:], geometry), "x.grad")
+    assert_exact(grad_w, loop_conv_transpose_weight(x64, g.cpu().double(), w_shape[2:], geometry), "w.grad")
 
 
 @EACH
@@ -237,6 +262,36 @@ def test_nothing_is_written_beside_the_output(algorithm, layer, dtype, seed, sto
     assert result is out
     assert_exact(out, want)
     assert int(buffer.isnan().sum()) == buffer.numel() - want.numel()
+
+
+@grid(cases.by_tier("smoke", "edge"), (torch.float32, torch.bfloat16, torch.complex64))
+def test_workspace_and_results_may_hold_anything(algorithm, case, dtype, device, monkeypatch):
+    """Scratch and fresh results come full of NaN, forward and backward: nothing is read unwritten, or written outside."""
+    case = case.scaled(0.001)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    skip_if_refused(algorithm, (x, w, b), case.geometry)
+    method = REGISTRY[algorithm]
+    run, ran = method.run, []
+
+    def surrounded(problem, tensors, config, workspace, stream):
+        written = {Operator.CONV_TRANSPOSE: tensors.y, Operator.CONV: tensors.x, Operator.CONV_TRANSPOSE_WEIGHT: tensors.w}
+        written[problem.operator].fill_(torch.nan)
+        size = 0 if workspace is None else workspace.numel()
+        buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8, device=device)
+        first = 64 + -buffer.data_ptr() % 64
+        run(problem, tensors, config, buffer[first : first + size] if size else None, stream)
+        assert (buffer[:first] == 0xFF).all()
+        assert (buffer[first + size :] == 0xFF).all()
+        ran.append(problem.operator)
+
+    monkeypatch.setattr(method, "run", surrounded)
+    leaves = x.requires_grad_(), w.requires_grad_(), b
+    y = ours(leaves, case.geometry, algorithm)
+    assert_exact(y.detach(), reference(leaves, case.geometry))
+    grad = exact_like(y.shape, max(y.shape[0] * y[0, 0].numel(), 54), dtype).to(device)
+    for tensor in torch.autograd.grad(y, leaves[:2], grad):
+        assert not tensor.isnan().any()
+    assert sorted(ran) == list(Operator)
 
 
 @EACH

@@ -64,10 +64,38 @@ def test_per_sample_gradients(device):
         torch.testing.assert_close(one, want)
 
 
+@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+def test_ensembles(algorithm, device):
+    """vmap over models, each with its own weights and data, and over their gradients."""
+    x, w, b = operands(device, torch.float64)
+    xs, ws, bs = (torch.stack([tensor, tensor * 2, tensor - 1]) for tensor in (x, w, b))
+    mine = lambda x, w, b: upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm=algorithm).pow(3).sum()  # noqa: E731
+    theirs = lambda x, w, b: torch_layer(x, w, b).pow(3).sum()  # noqa: E731
+    every = (0, 1, 2)
+    for in_dims in ((0, 0, 0), (None, 0, None), (0, None, None)):
+        stacks = tuple(many if axis == 0 else one for axis, many, one in zip(in_dims, (xs, ws, bs), (x, w, b), strict=True))
+        got = torch.func.vmap(torch.func.grad(mine, argnums=every), in_dims=in_dims)(*stacks)
+        for index in range(3):
+            one = tuple(many[index] if axis == 0 else many for axis, many in zip(in_dims, stacks, strict=True))
+            for stacked, want in zip(got, torch.func.grad(theirs, argnums=every)(*one), strict=True):
+                torch.testing.assert_close(stacked[index], want)
+
+
 def test_functional_call(device):
     model = upfold.ConvTranspose2d(4, 3, 3, **ARGUMENTS).to(device)
     x, w, b = operands(device)
     torch.testing.assert_close(torch.func.functional_call(model, {"weight": w, "bias": b}, x), torch_layer(x, w, b))
+
+
+@pytest.mark.parametrize("which", range(3), ids=["x", "w", "bias"])
+def test_forward_mode_of_each_operand(which, device):
+    given = operands(device, torch.float64)
+    tangent = torch.randn_like(given[which])
+    with torch.autograd.forward_ad.dual_level():
+        duals = [torch.autograd.forward_ad.make_dual(t, tangent) if i == which else t for i, t in enumerate(given)]
+        _, mine = torch.autograd.forward_ad.unpack_dual(layer(*duals))
+        _, theirs = torch.autograd.forward_ad.unpack_dual(torch_layer(*duals))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_forward_mode(device):

@@ -11,7 +11,8 @@ namespace upfold::cpu {
 void advise_large_pages(const void* data, const Strides& sizes, const Strides& strides, Dtype dtype) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kLargePage = std::uintptr_t{2} << 20;
-  constexpr std::int64_t kWorthwhile = std::int64_t{4} << 20;
+  // From about this size on, the C library's allocator maps fresh pages for every tensor; smaller blocks are used again.
+  constexpr std::int64_t kWorthwhile = std::int64_t{32} << 20;
   constexpr std::int64_t kElementBytes[] = {4, 8, 2, 2, 8, 16};
   const std::int64_t last = (sizes.n - 1) * strides.n + (sizes.c - 1) * strides.c + (sizes.d - 1) * strides.d +
                             (sizes.h - 1) * strides.h + (sizes.w - 1) * strides.w;

@@ -34,6 +34,15 @@ UPFOLD_DEVICE float activate(Activation activation, float slope, float v) { retu
 UPFOLD_DEVICE double activate(Activation activation, float slope, double v) {
   return activate_real<double>(activation, slope, v);
 }
+// Out of line: a kernel that ends in several outputs a thread would hold the code of every activation several times.
+static __device__ __noinline__ float activate_called(Activation activation, float slope, float v) {
+  return activate_real<float>(activation, slope, v);
+}
+UPFOLD_DEVICE float finish(Activation activation, float slope, float v) {
+  if (activation == Activation::kNone) return v;
+  if (activation == Activation::kRelu) return v < 0.0f ? 0.0f : v;
+  return activate_called(activation, slope, v);
+}
 // No activation is defined on complex numbers; the Python layer refuses one.
 template <typename Real>
 UPFOLD_DEVICE Complex<Real> activate(Activation, float, Complex<Real> v) {

@@ -26,6 +26,17 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
 // columns = the patches of y (0 where a tap falls outside), the adjoint of col2im; fills the whole block.
 void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns);
 
+// The same sums by atomic additions, one for each column, in an order that changes from run to run; columns have the type of the
+// sums (float32 for a 16-bit problem). `staging` holds one float32 for each output of the block when the problem is 16-bit, and
+// is not used otherwise. The block's outputs are set by this call alone.
+struct ScatterOperands {
+  const void* columns;
+  const void* bias;  // (out_channels), dense, or null
+  void* y;
+  void* staging;
+};
+void col2im_atomic(const Launch& launch, const Problem& p, const ColumnBlock& block, const ScatterOperands& operands);
+
 struct Device {
   std::string name;
   int major, minor;

@@ -5,7 +5,8 @@
 // columns[n][oc * taps + tap][id][ih][iw], pixels dense, one value for each tap of the output's residue class, in ascending
 // order: neighbouring outputs of one phase read neighbouring pixels. im2col. A thread owns one column element at a time, a block
 // kThreads neighbours in iw; it reads y at (n, oc, i * stride - pad + k * dilation) and writes 0 where that lies outside. No
-// shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice.
+// shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice. Common types and strides
+// never come here: col2im_rows.cu and im2col_rows.cu take them.
 #include "../columns.h"
 #include "activation.cuh"
 #include "taps.cuh"
@@ -135,7 +136,9 @@ UPFOLD_COLUMN_TYPES(UPFOLD_INSTANTIATE)
 #ifndef __CUDACC_RTC__
 #include <algorithm>
 
+#include "columns.cuh"
 #include "launch.cuh"
+#include "rows.cuh"
 
 namespace upfold::cuda {
 namespace {
@@ -189,38 +192,6 @@ ColumnsJob<Index> make_job(const Problem& p, const ColumnBlock& block, std::int6
 
 unsigned blocks_for(std::int64_t total) { return unsigned(std::min((total + kThreads - 1) / kThreads, kMaxBlocks)); }
 
-void require_range(const Range& r, std::int64_t size, const char* name) {
-  require(0 <= r.begin && r.begin <= r.end && r.end <= size, name, " = [", r.begin, ", ", r.end, "); must lie in [0, ", size,
-          ")");
-}
-
-void require_block(const Problem& p, const ColumnBlock& block) {
-  require_range(block.n, p.batch, "block.n");
-  require_range(block.oc, p.out_channels, "block.oc");
-  require_range(block.in_d, p.in_d, "block.in_d");
-  require_range(block.in_h, p.in_h, "block.in_h");
-  require_range(block.in_w, p.in_w, "block.in_w");
-  const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
-  require(block.row_stride >= pixels, "row_stride = ", block.row_stride, "; must hold the block's ", pixels, " pixels");
-  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
-    require(a.stride >= 1 && a.dilation >= 1 && a.kernel >= 1 && a.pad >= 0, "kernel ", a.kernel, ", stride ", a.stride,
-            ", padding ", a.pad, ", dilation ", a.dilation, "; out of range");
-    require(a.stride <= kLimit32, "stride = ", a.stride, "; the CUDA kernels take strides below 2^31");
-  }
-}
-
-[[noreturn]] void refuse_types(const Problem& p, Dtype column_dtype) {
-  throw InvalidArgument(concat("dtype ", int(p.dtype), " with columns of dtype ", int(column_dtype),
-                               "; columns have the dtype of the problem, or float32 for a 16-bit problem"));
-}
-
-// A pair of types of UPFOLD_COLUMN_TYPES, as values to dispatch on.
-template <typename V, typename C>
-struct TypePair {
-  using Value = V;
-  using Column = C;
-};
-
 template <typename Body>
 void with_types(const Problem& p, Dtype column_dtype, Body body) {
 #define UPFOLD_CASE(dtype_name, column_name, Value, Column) \
@@ -235,15 +206,14 @@ void with_types(const Problem& p, Dtype column_dtype, Body body) {
 void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
             const void* bias, void* y) {
   require_block(p, block);
-  require_range(block.out_d, p.out_d, "block.out_d");
-  require_range(block.out_h, p.out_h, "block.out_h");
-  require_range(block.out_w, p.out_w, "block.out_w");
+  require_outputs(p, block);
   const std::int64_t total = length(block.n) * length(block.oc) * length(block.out_d) * length(block.out_h) * length(block.out_w);
   with_types(p, column_dtype, [&](auto types) {
     using Value = typename decltype(types)::Value;
     using Column = typename decltype(types)::Column;
     if (total == 0) return;
     const DeviceScope scope(launch.device);
+    if (col2im_rows(launch, p, block, column_dtype, columns, bias, y)) return;
     const auto run = [&](auto index) {
       using Index = decltype(index);
       launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
@@ -263,6 +233,7 @@ void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     using Column = typename decltype(types)::Column;
     if (total == 0) return;
     const DeviceScope scope(launch.device);
+    if (im2col_rows(launch, p, block, column_dtype, y, columns)) return;
     const auto run = [&](auto index) {
       using Index = decltype(index);
       launch_kernel("im2col", im2col_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,

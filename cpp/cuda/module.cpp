@@ -29,6 +29,12 @@ void im2col(const Problem& p, const ColumnBlock& block, int column_dtype, std::u
   upfold::cuda::im2col({device, stream}, p, block, static_cast<Dtype>(column_dtype), pointer(y), pointer(columns));
 }
 
+void col2im_atomic(const Problem& p, const ColumnBlock& block, std::uintptr_t columns, std::uintptr_t bias, std::uintptr_t y,
+                   std::uintptr_t staging, int device, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::col2im_atomic({device, stream}, p, block, {pointer(columns), pointer(bias), pointer(y), pointer(staging)});
+}
+
 // 12080 -> "12.8"; empty for 0.
 std::string dotted(int version) { return version == 0 ? "" : upfold::concat(version / 1000, ".", version % 1000 / 10); }
 
@@ -57,6 +63,8 @@ PYBIND11_MODULE(_cuda, m) {
         py::arg("y"), py::arg("device"), py::arg("stream"));
   m.def("im2col", &im2col, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("y"), py::arg("columns"),
         py::arg("device"), py::arg("stream"));
+  m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),
+        py::arg("staging"), py::arg("device"), py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }

@@ -1,4 +1,5 @@
-// Rows of y, or of columns, shared out to warps: the job that the column kernels for common sizes take, and where a thread stands.
+// Rows of y, or of columns, shared out to warps: the job that the column kernels for common sizes take, and where a thread
+// stands.
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
 // number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own
@@ -19,6 +20,7 @@ struct RowAxis {
   Divisor stride, out_count, in_count;
   std::int32_t in_begin, out_begin, out_size;
   std::int32_t kernel, dilation, tap_step, in_step;
+  std::int32_t most_taps;               // of any phase
   std::int32_t origin;                  // position in y of tap 0 of input in_begin
   std::int32_t first_tap[kMostPhases];  // of position r of a unit; `kernel` where no tap reaches it
   std::int32_t first_in[kMostPhases];   // of position r of unit 0, counted from in_begin
@@ -41,6 +43,14 @@ struct RowsJob {
   Activation activation;
   float slope;
 };
+
+// The pairs of types (of y and of the columns) that the kernels for rows take.
+#define UPFOLD_ROW_TYPES(DO)                             \
+  DO(kFloat32, kFloat32, float, float)                   \
+  DO(kFloat16, kFloat16, __half, __half)                 \
+  DO(kFloat16, kFloat32, __half, float)                  \
+  DO(kBFloat16, kBFloat16, __nv_bfloat16, __nv_bfloat16) \
+  DO(kBFloat16, kFloat32, __nv_bfloat16, float)
 
 // Two neighbouring 16-bit columns a lane: warps then touch whole 128-byte lines, as with 32-bit ones.
 template <typename Column>

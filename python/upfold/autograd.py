@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from . import columns as column_kernels
 from . import execute
+from .batching import into_batch, into_channels, into_rows, more_groups
 from .columns import BlockArguments
 from .dispatch import current, encode_algorithm
 from .execute import Arguments
@@ -121,29 +122,6 @@ def _channels(grad: torch.Tensor) -> torch.Tensor:
     return grad.sum(dim=[0, *range(2, grad.dim())])
 
 
-def _into_batch(t: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
-    """Fold the vmapped axis into the batch: (n * size, ...) and size."""
-    moved = t.movedim(dim, 0)
-    return moved.reshape(-1, *moved.shape[2:]), moved.shape[0]
-
-
-def _into_channels(t: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """Fold the vmapped axis of an image into its channels, repeating an image that has none: (n, size * channels, ...)."""
-    moved = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-    return moved.transpose(0, 1).reshape(moved.shape[1], -1, *moved.shape[3:])
-
-
-def _into_rows(w: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """Fold the vmapped axis of a weight into its in_channels, repeating a weight that has none: (size * in_channels, ...)."""
-    moved = w.unsqueeze(0).expand(size, *w.shape) if dim is None else w.movedim(dim, 0)
-    return moved.reshape(-1, *moved.shape[2:])
-
-
-def _more_groups(arguments: Arguments, size: int) -> Arguments:
-    stride, padding, output_padding, groups, dilation = arguments
-    return stride, padding, output_padding, groups * size, dilation
-
-
 class _ConvTransposeRules:
     """y = conv_transpose(x, w) + bias."""
 
@@ -195,13 +173,13 @@ class _ConvTransposeRules:
         x_dim, w_dim, bias_dim = in_dims[:3]
         size: int = info.batch_size
         if w_dim is None and x_dim is not None:
-            rows, _ = _into_batch(x, x_dim)
+            rows, _ = into_batch(x, x_dim)
             y = conv_transpose(rows, w, None if bias_dim is not None else bias, arguments, algorithm)
             y = y.reshape(size, -1, *y.shape[1:])
         else:
-            wide = _into_channels(x, x_dim, size)
+            wide = into_channels(x, x_dim, size)
             shared = bias.repeat(size) if bias is not None and bias_dim is None else None
-            y = conv_transpose(wide, _into_rows(w, w_dim, size), shared, _more_groups(arguments, size), algorithm)
+            y = conv_transpose(wide, into_rows(w, w_dim, size), shared, more_groups(arguments, size), algorithm)
             y = y.reshape(y.shape[0], size, -1, *y.shape[2:]).transpose(0, 1)
         if bias_dim is not None:
             y = y + bias.movedim(bias_dim, 0).reshape(size, 1, -1, *[1] * (y.dim() - 3))
@@ -250,11 +228,11 @@ class _ConvRules:
         g, w, in_size, arguments, algorithm = inputs
         size: int = info.batch_size
         if in_dims[1] is None:
-            rows, _ = _into_batch(g, in_dims[0] or 0)
+            rows, _ = into_batch(g, in_dims[0] or 0)
             x = conv(rows, w, in_size, arguments, algorithm)
             return x.reshape(size, -1, *x.shape[1:]), 0
-        wide = _into_channels(g, in_dims[0], size)
-        x = conv(wide, _into_rows(w, in_dims[1], size), in_size, _more_groups(arguments, size), algorithm)
+        wide = into_channels(g, in_dims[0], size)
+        x = conv(wide, into_rows(w, in_dims[1], size), in_size, more_groups(arguments, size), algorithm)
         return x.reshape(x.shape[0], size, -1, *x.shape[2:]), 1
 
 
@@ -301,8 +279,8 @@ class _ConvTransposeWeightRules:
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
         x, g, kernel_size, arguments, algorithm = inputs
         size: int = info.batch_size
-        wide_x, wide_g = _into_channels(x, in_dims[0], size), _into_channels(g, in_dims[1], size)
-        w = conv_transpose_weight(wide_x, wide_g, kernel_size, _more_groups(arguments, size), algorithm)
+        wide_x, wide_g = into_channels(x, in_dims[0], size), into_channels(g, in_dims[1], size)
+        w = conv_transpose_weight(wide_x, wide_g, kernel_size, more_groups(arguments, size), algorithm)
         return w.reshape(size, -1, *w.shape[1:]), 0
 
 
@@ -330,7 +308,7 @@ class _FoldRules:
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
         columns, output_size, arguments = inputs
-        rows, size = _into_batch(columns, in_dims[0] or 0)
+        rows, size = into_batch(columns, in_dims[0] or 0)
         image = fold(rows, output_size, arguments)
         return image.reshape(size, -1, *image.shape[1:]), 0
 
@@ -360,7 +338,7 @@ class _UnfoldRules:
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
         image, arguments = inputs
-        rows, size = _into_batch(image, in_dims[0] or 0)
+        rows, size = into_batch(image, in_dims[0] or 0)
         columns = unfold(rows, arguments)
         return columns.reshape(size, -1, *columns.shape[1:]), 0
 

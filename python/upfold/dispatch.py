@@ -52,8 +52,8 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
 
     Args:
         algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
-        workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a CPU, 256 on a
-            GPU).
+        workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a
+            CPU, 256 on a GPU).
         fallback: whether torch's own operator may stand in where no kernel of upfold runs (default: UPFOLD_FALLBACK, else yes).
 
     Raises:

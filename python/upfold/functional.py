@@ -75,11 +75,9 @@ def conv_transpose2d(
         dilation: distance, in output pixels, between neighbouring taps.
         algorithm: one of ``upfold.algorithms()``; None leaves the choice to ``upfold.use`` and, without it, to upfold.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied
-            with
-            the bias, in the same pass when no gradient is asked for. Not for complex numbers.
+            with the bias, in the same pass when no gradient is asked for. Not for complex numbers.
         out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused
-            where a
-            gradient is needed.
+            where a gradient is needed.
 
     Returns:
         (batch, out_channels, out_h, out_w), without the batch if the input has none; in torch's memory format for these operands.
@@ -223,15 +221,14 @@ def fold(
 
     Args:
         input: (batch, channels * taps, blocks) or (channels * taps, blocks), taps being the product of the kernel size; rows in
-            the order
-            channel, then tap; blocks in row-major order.
+            the order channel, then tap; blocks in row-major order.
         output_size: spatial size of the result; its length is the number of axes, an integer means 2.
         kernel_size: size of a block.
         dilation: distance between neighbouring taps.
         padding: pixels of zeros that `unfold` would have added at both ends.
         stride: distance between neighbouring blocks.
-        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is
-            needed.
+        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a
+            gradient is needed.
 
     Returns:
         (batch, channels, output_size...), without the batch if the input has none.
@@ -272,8 +269,8 @@ def unfold(
         dilation: distance between neighbouring taps.
         padding: pixels of zeros added at both ends of each axis.
         stride: distance between neighbouring blocks.
-        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a gradient is
-            needed.
+        out: a tensor of the result's shape, dtype and device that shares no memory with the input; refused where a
+            gradient is needed.
 
     Returns:
         (batch, channels * taps, blocks), without the batch if the input has none; rows in the order channel, then tap.

@@ -34,8 +34,8 @@ def result_is_channels_last(x: torch.Tensor, w: torch.Tensor, geometry: Geometry
     """Whether the convolution of batched `x` with `w` (or the transposed one) gives a channels_last result, as in torch.
 
     It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, one of its CPU
-    kernels for
-    3-D knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come out contiguous.
+    kernels for 3-D knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come
+    out contiguous.
     """
     x_shape, x_strides, w_shape, w_strides = tuple(x.shape), x.stride(), tuple(w.shape), w.stride()
     if x.dim() == 3:

@@ -270,6 +270,14 @@ def pad_strides(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, int,
     return canonical[0], canonical[1], spatial[0], spatial[1], spatial[2]
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+    """The strides that `pad_strides` gives a contiguous tensor of this shape, (n, c, d, h, w)."""
+    strides = [1] * 5
+    for axis in range(3, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return pad_strides(strides, shape)
+
+
 def make_problem(
     operator: Operator, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, geometry: Geometry, **rest: Any
 ) -> Problem:

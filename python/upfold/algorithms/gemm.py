@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .. import native
-from ..problem import DTYPE_BYTES, DTYPE_CODES, Operator, Problem
+from ..problem import DTYPE_BYTES, DTYPE_CODES, Operator, Problem, contiguous_strides
 from .base import Tensors
 from .blocks import (
     CPU_BLOCK_BYTES,
@@ -47,8 +47,16 @@ def _aligned(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
+def _weight_is_copied(problem: Problem) -> bool:
+    """Whether the weight must be laid out anew, as (in_channels, out_channels / groups * taps) in the compute type."""
+    shape = (problem.in_channels, problem.out_channels_per_group, *problem.kernel_size)
+    return problem.dtype in _NARROW or problem.w_strides != contiguous_strides(shape)
+
+
 def _weight_bytes(problem: Problem) -> int:
-    """Bytes of the weight in the compute type, laid out as (in_channels, out_channels / groups * taps)."""
+    """Bytes of that copy, 0 where the weight is used where it lies."""
+    if not _weight_is_copied(problem):
+        return 0
     elements = problem.in_channels * problem.out_channels_per_group * problem.taps
     return _aligned(elements * DTYPE_BYTES[_compute_dtype(problem)])
 
@@ -149,9 +157,8 @@ class Gemm:
             return f"no gemm kernel exists for {device.type} yet"
         if problem.batch > 0 and _blocking(problem) is None:
             return (
-                f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the weight "
-                f"({_weight_bytes(problem)} bytes) and the "
-                f"smallest block of columns; raise UPFOLD_WORKSPACE_MB or use(workspace_mb=...)"
+                f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the smallest block of columns and a copy of the "
+                f"weight ({_weight_bytes(problem)} bytes); raise UPFOLD_WORKSPACE_MB or use(workspace_mb=...)"
             )
         return None
 
@@ -210,7 +217,7 @@ class _CpuCall:
 
     def conv_transpose_weight(self) -> None:
         p, (_, w, _, _) = self.problem, self.tensors
-        in_place = not self._needs_copy(w)
+        in_place = not _weight_is_copied(p)
         total = (w if in_place else self._weight_space(w)).view(p.groups, p.in_channels_per_group, -1)
         for number, step in enumerate(self.schedule.steps):
             x = self._x_matrix(step)
@@ -220,12 +227,9 @@ class _CpuCall:
         if not in_place:
             w.copy_(total.view(w.shape))
 
-    def _needs_copy(self, w: torch.Tensor) -> bool:
-        return w.dtype != self.dtype or not w.is_contiguous()
-
     def _weight(self, w: torch.Tensor) -> torch.Tensor:
         """The weight, contiguous and in the compute type."""
-        return self._weight_space(w).copy_(w) if self._needs_copy(w) else w
+        return self._weight_space(w).copy_(w) if _weight_is_copied(self.problem) else w
 
     def _weight_space(self, w: torch.Tensor) -> torch.Tensor:
         return self.workspace[: self.schedule.weight_end].view(self.dtype)[: w.numel()].view(w.shape)

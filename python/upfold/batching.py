@@ -1,0 +1,30 @@
+"""How the axis of a ``torch.func.vmap`` is folded into the axes that the operators have: batch, channels or groups."""
+
+from __future__ import annotations
+
+import torch
+
+from .execute import Arguments
+
+
+def into_batch(t: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
+    """Fold the vmapped axis into the batch: (n * size, ...) and size."""
+    moved = t.movedim(dim, 0)
+    return moved.reshape(-1, *moved.shape[2:]), moved.shape[0]
+
+
+def into_channels(t: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """Fold the vmapped axis of an image into its channels, repeating an image that has none: (n, size * channels, ...)."""
+    moved = t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return moved.transpose(0, 1).reshape(moved.shape[1], -1, *moved.shape[3:])
+
+
+def into_rows(w: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """Fold the vmapped axis of a weight into its in_channels, repeating a weight that has none: (size * in_channels, ...)."""
+    moved = w.unsqueeze(0).expand(size, *w.shape) if dim is None else w.movedim(dim, 0)
+    return moved.reshape(-1, *moved.shape[2:])
+
+
+def more_groups(arguments: Arguments, size: int) -> Arguments:
+    stride, padding, output_padding, groups, dilation = arguments
+    return stride, padding, output_padding, groups * size, dilation
