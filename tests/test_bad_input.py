@@ -96,11 +96,12 @@ def test_text(call, pattern):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("call, pattern", BAD.values(), ids=list(BAD))
+WITH_GRADIENTS = {name: row for name, row in BAD.items() if "out" not in row[1]}  # out= takes no gradients
+
+
+@pytest.mark.parametrize("call, pattern", WITH_GRADIENTS.values(), ids=list(WITH_GRADIENTS))
 def test_text_with_gradients(call, pattern, monkeypatch):
     """The same through autograd: the dispatcher must not wrap or lose the error."""
-    if "out" in pattern or "input.dtype" in pattern:
-        pytest.skip("out= takes no gradients")
     operands = [tensor.clone().requires_grad_() for tensor in (X, W, B)]
     monkeypatch.setitem(globals(), "W", operands[1])
     monkeypatch.setattr(deconv, "__defaults__", tuple(operands))

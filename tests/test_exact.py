@@ -27,7 +27,7 @@ from oracle import (
 from upfold import cases
 
 # Billions of operations of a case on the CPU: enough for several tiles and a remainder on every axis.
-LIMITS = {dtype: 0.003 if dtype.is_complex else 0.01 for dtype in DTYPES} | {torch.float32: 0.05}
+LIMITS = {dtype: 0.003 if dtype.is_complex else 0.01 for dtype in DTYPES} | {torch.float32: 0.03}
 BACKWARD_LIMITS = {dtype: limit / 3 for dtype, limit in LIMITS.items()}
 
 

@@ -54,7 +54,8 @@ def test_second_derivatives(algorithm, name, dtype, device):
     geometry, operands = layer(name, dtype, device)
     skip_if_refused(algorithm, operands, geometry)
     function = lambda x, w, b: ours((x, w, b), geometry, algorithm)  # noqa: E731
-    assert torch.autograd.gradgradcheck(function, operands, check_fwd_over_rev=True)
+    fast = dtype.is_complex  # a random projection of the complex Jacobians, each entry of the real ones
+    assert torch.autograd.gradgradcheck(function, operands, check_fwd_over_rev=True, fast_mode=fast)
 
 
 @EACH

@@ -137,7 +137,7 @@ def backward_case(case, dtype, device):
     return operands, grad, want, magnitude, oracles
 
 
-@grid(SAMPLE, DTYPES)
+@grid(SAMPLE, (torch.float32, torch.bfloat16))
 def test_gradients(algorithm, case, dtype, device):
     case = case.scaled(0.005)
     operands, grad, want, magnitude, oracles = backward_case(case, dtype, device)
@@ -146,6 +146,11 @@ def test_gradients(algorithm, case, dtype, device):
     got = torch.autograd.grad(ours(leaves, case.geometry, algorithm), leaves, grad)
     for what, mine, exact, size, oracle in zip(("x.grad", "w.grad"), got, want, magnitude, oracles, strict=False):
         check(mine, exact, oracle, size, what)
+
+
+@grid(SAMPLE[:4], (torch.float16, torch.complex64))
+def test_gradients_of_other_types(algorithm, case, dtype, device):
+    test_gradients(algorithm, case, dtype, device)
 
 
 def test_long_weight_gradient_sum(device):

@@ -37,6 +37,29 @@ struct ScatterOperands {
 };
 void col2im_atomic(const Launch& launch, const Problem& p, const ColumnBlock& block, const ScatterOperands& operands);
 
+struct GemmOptions {
+  std::int64_t workspace_cap;  // bytes; no call takes more
+  std::int64_t chunk_bytes;    // what a block of columns aims at, 0: the cap
+  bool allow_tf32;             // float32 operands may be rounded to TF32
+  bool atomic;                 // col2im by atomic additions
+};
+struct GemmOperands {
+  void* x;
+  void* w;
+  const void* bias;  // (out_channels), dense, or null
+  void* y;
+  void* workspace;  // gemm_workspace_bytes() bytes, aligned to 256
+};
+
+// Creates what the device needs for `gemm` on this thread (a cuBLAS handle). A first call inside a stream capture needs no
+// preparation either; a prepared one allocates nothing.
+void gemm_prepare(int device);
+// Bytes of workspace, or -1 where the cap does not hold the smallest block.
+std::int64_t gemm_workspace_bytes(int device, const Problem& p, const GemmOptions& options);
+// GEMM + col2im for p.op = kConvTranspose (bias and activation in the same pass), im2col + GEMM for its adjoints. Deterministic
+// unless `atomic`. 16-bit problems sum in float32 and round once.
+void gemm(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands);
+
 struct Device {
   std::string name;
   int major, minor;

@@ -45,6 +45,8 @@ std::string path_of(void*, void* symbol) {
 // cublasGetProperty(libraryPropertyType, int*): needs no handle, hence no GPU; 0, 1, 2 = major, minor, patch.
 using GetProperty = int (*)(int, int*);
 
+void* g_library = nullptr;  // what find_cublas() found, under its lock
+
 CublasFound describe(void* library, const char* name) {
   void* symbol = symbol_of(library, "cublasGetProperty");
   if (symbol == nullptr) return {"", "", concat(name, " has no cublasGetProperty")};
@@ -53,6 +55,7 @@ CublasFound describe(void* library, const char* name) {
     const int status = reinterpret_cast<GetProperty>(symbol)(part, &version[part]);
     if (status != 0) return {"", "", concat(name, ": cublasGetProperty answered ", status)};
   }
+  g_library = library;
   return {path_of(library, symbol), concat(version[0], ".", version[1], ".", version[2]), ""};
 }
 
@@ -66,7 +69,31 @@ CublasFound search() {
   return {"", "", concat("neither torch nor the loader has ", kNames[0], ", ", kNames[1], " or ", kNames[2])};
 }
 
+template <typename Function>
+void take_function(const char* name, Function& function) {
+  void* symbol = symbol_of(g_library, name);
+  if (symbol == nullptr) throw std::runtime_error(concat("cuBLAS has no ", name));
+  function = reinterpret_cast<Function>(symbol);
+}
+
+Cublas load() {
+  const CublasFound found = find_cublas();
+  if (found.version.empty()) throw std::runtime_error(concat("no cuBLAS was found: ", found.reason));
+  Cublas table{};
+  take_function("cublasCreate_v2", table.create);
+  take_function("cublasSetStream_v2", table.set_stream);
+  take_function("cublasSetWorkspace_v2", table.set_workspace);
+  take_function("cublasSetMathMode", table.set_math_mode);
+  take_function("cublasGemmStridedBatchedEx", table.gemm_strided_batched_ex);
+  return table;
+}
+
 }  // namespace
+
+const Cublas& cublas() {
+  static const Cublas table = load();  // a failure is tried again at the next call
+  return table;
+}
 
 CublasFound find_cublas() {
   // A miss is asked again: torch may load its cuBLAS later.

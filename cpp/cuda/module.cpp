@@ -14,6 +14,7 @@ namespace {
 using upfold::ColumnBlock;
 using upfold::Dtype;
 using upfold::Problem;
+using upfold::cuda::GemmOptions;
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
@@ -33,6 +34,12 @@ void col2im_atomic(const Problem& p, const ColumnBlock& block, std::uintptr_t co
                    std::uintptr_t staging, int device, std::uintptr_t stream) {
   const py::gil_scoped_release release;
   upfold::cuda::col2im_atomic({device, stream}, p, block, {pointer(columns), pointer(bias), pointer(y), pointer(staging)});
+}
+
+void gemm(const Problem& p, const GemmOptions& options, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+          std::uintptr_t workspace, int device, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::gemm({device, stream}, p, options, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)});
 }
 
 // 12080 -> "12.8"; empty for 0.
@@ -65,6 +72,15 @@ PYBIND11_MODULE(_cuda, m) {
         py::arg("device"), py::arg("stream"));
   m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),
         py::arg("staging"), py::arg("device"), py::arg("stream"));
+  py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
+      .def(py::init([](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic) {
+             return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic};
+           }),
+           py::kw_only(), py::arg("workspace_cap"), py::arg("chunk_bytes"), py::arg("allow_tf32"), py::arg("atomic"));
+  m.def("gemm_prepare", &upfold::cuda::gemm_prepare, py::arg("device"), py::call_guard<py::gil_scoped_release>());
+  m.def("gemm_workspace_bytes", &upfold::cuda::gemm_workspace_bytes, py::arg("device"), py::arg("problem"), py::arg("options"));
+  m.def("gemm", &gemm, py::arg("problem"), py::arg("options"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
+        py::arg("workspace"), py::arg("device"), py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }

@@ -26,5 +26,6 @@ def into_rows(w: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
 
 
 def more_groups(arguments: Arguments, size: int) -> Arguments:
+    """The arguments of the operator whose channels hold `size` vmapped ones side by side."""
     stride, padding, output_padding, groups, dilation = arguments
     return stride, padding, output_padding, groups * size, dilation

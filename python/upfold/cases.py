@@ -262,6 +262,7 @@ _EDGE = (
     _case("edge", "common-factor", "4>4", "2x5x6", "3 s4x6 p2 d6x4 o5x1", bias=True),
     _case("edge", "long-stride", "2>3", "1x3x2", "3x2 s17x31 p1", bias=True),
     _case("edge", "crop-to-one", "4>3", "2x2x3", "3 s1 p1x2", bias=True),
+    _case("edge", "no-tap-reaches", "4>3", "2x4", "1 s2 p3", bias=True),
     _case("edge", "batch-70000", "2>3", "70000x1x2", "2 s2", bias=True),
     _case("edge", "planes-over-65535", "258>258", "256x1x1", "2 s1 g258", bias=True),
     _case("edge", "1d-length-1", "5>4", "2x1", "7 s3 p2", bias=True),

@@ -1,0 +1,353 @@
+// GEMM + col2im: one matrix product makes the columns, col2im sums them; the adjoints run the same way backwards.
+//
+//   conv_transpose          columns = w^T x;      y = col2im(columns) + bias
+//   conv                    columns = im2col(y);  x = w columns
+//   conv_transpose_weight   columns = im2col(y);  w = sum over samples and pixels of x columns^T
+//
+// Products are written for column-major cuBLAS: a matrix of channels whose pixels are dense is (pixels x channels) to it, and the
+// weight (in_channels, oc * taps) is (oc * taps x in_channels). Nothing here waits for the device or allocates on it.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <utility>
+
+#include "cublas.h"
+#include "gemm_plan.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+// Values of cuBLAS's and the runtime's enumerations.
+constexpr int kOpN = 0, kOpT = 1;
+constexpr int kCompute32F = 68, kComputeTf32 = 77, kCompute64F = 70;
+constexpr int kDefaultAlgorithm = -1;
+constexpr int kExactReduction = 16;         // default mathematics, partial sums of 16-bit products kept in float32
+constexpr std::int64_t kMostBatch = 32768;  // older libraries put the batch on a grid axis of 65535
+constexpr std::int64_t kMostInt = (std::int64_t(1) << 31) - 1;
+
+int data_type(Dtype dtype) {
+  constexpr int kTypes[] = {0, 1, 2, 14, 4, 5};  // in the order of Dtype: R_32F, R_64F, R_16F, R_16BF, C_32F, C_64F
+  return kTypes[int(dtype)];
+}
+
+void check_cublas(int status, const char* what) {
+  if (status != 0) throw std::runtime_error(concat(what, " failed: cuBLAS status ", status));
+}
+
+// Lets this thread allocate (a handle, a module on first use) while its stream is being captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode"); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Handles that no thread holds. Never destroyed: at exit the library may be gone before its handles.
+struct HandlePool {
+  std::mutex mutex;
+  std::vector<std::pair<int, void*>> free;
+};
+HandlePool& handle_pool() {
+  static HandlePool* const pool = new HandlePool;
+  return *pool;
+}
+
+// The handles of one thread, a device each; given back when the thread ends.
+struct ThreadHandles {
+  std::vector<std::pair<int, void*>> held;
+  ~ThreadHandles() {
+    HandlePool& pool = handle_pool();
+    const std::lock_guard<std::mutex> lock(pool.mutex);
+    pool.free.insert(pool.free.end(), held.begin(), held.end());
+  }
+};
+
+// The device is current.
+void* handle_of(int device) {
+  static thread_local ThreadHandles mine;
+  const auto of_device = [device](const std::pair<int, void*>& entry) { return entry.first == device; };
+  const auto known = std::find_if(mine.held.begin(), mine.held.end(), of_device);
+  if (known != mine.held.end()) return known->second;
+  HandlePool& pool = handle_pool();
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  const auto spare = std::find_if(pool.free.begin(), pool.free.end(), of_device);
+  void* handle = nullptr;
+  if (spare != pool.free.end()) {
+    handle = spare->second;
+    pool.free.erase(spare);
+  } else {
+    check_cublas(cublas().create(&handle), "cublasCreate");
+  }
+  mine.held.emplace_back(device, handle);
+  return handle;
+}
+
+// What NVIDIA's documentation recommends: 32 MiB from Hopper on, less before.
+std::int64_t cublas_bytes(int device) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return std::int64_t(major >= 9 ? 32 : 8) << 20;
+}
+
+// An operand of a product, and how far apart it lies for the next sample and the next group.
+struct Matrix {
+  const void* data;
+  Dtype dtype;
+  bool transposed;  // with respect to what the product wants
+  std::int64_t ld, sample, group;
+};
+
+struct Sizes {
+  std::int64_t m, n, k, samples, groups;
+};
+
+// One call: the operands, the parts of the workspace, and the handle on the call's stream.
+class Call {
+ public:
+  Call(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands)
+      : launch_(launch),
+        p_(p),
+        options_(options),
+        operands_(operands),
+        plan_(plan_gemm(p, options, cublas_bytes(launch.device), true)),
+        x_(pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w)) {
+    require(plan_.possible, "workspace_cap = ", options.workspace_cap, "; the smallest block takes ", plan_.total_bytes,
+            " bytes");
+    const Cublas& api = cublas();
+    handle_ = handle_of(launch.device);
+    check_cublas(api.set_stream(handle_, reinterpret_cast<void*>(launch.stream)), "cublasSetStream");
+    check_cublas(api.set_workspace(handle_, operands.workspace, std::size_t(plan_.cublas_bytes)), "cublasSetWorkspace");
+    check_cublas(api.set_math_mode(handle_, kExactReduction), "cublasSetMathMode");
+  }
+
+  void run() {
+    if (plan_.repack_weight) repack_weight();
+    for (const GemmBlock& block : plan_.blocks) {
+      if (p_.op == Operator::kConvTranspose) {
+        conv_transpose(block);
+      } else if (p_.op == Operator::kConv) {
+        conv(block);
+      } else {
+        conv_transpose_weight(block);
+      }
+    }
+  }
+
+ private:
+  void conv_transpose(const GemmBlock& block) {
+    if (block.pixels > 0) {
+      const Sizes sizes{product_pixels(block), block.rows, in_channels_per_group(p_), product_samples(block), block.groups};
+      multiply(sizes, x_matrix(block), weight_matrix(block, true), columns_matrix(block, false), columns(), false);
+    }
+    if (options_.atomic) {
+      col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
+    } else {
+      col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+    }
+  }
+
+  void conv(const GemmBlock& block) {
+    im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+    const std::int64_t per_group = in_channels_per_group(p_);
+    if (plan_.stage) {
+      const std::int64_t row = block.columns.row_stride;
+      const Sizes sizes{product_pixels(block), per_group, block.rows, 1, block.groups};
+      const Matrix result{stage(), sum_dtype(p_.dtype), false, row, 0, per_group * row};
+      multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), result, stage(), !block.first_of_sum);
+      if (block.last_of_sum) unstage_x(block);
+      return;
+    }
+    const Matrix x = x_matrix(block);
+    void* const to = const_cast<void*>(x.data);
+    if (x.transposed) {  // channels-last: the product is turned round
+      const Sizes sizes{per_group, product_pixels(block), block.rows, product_samples(block), block.groups};
+      Matrix w = weight_matrix(block, false);
+      w.transposed = !w.transposed;
+      multiply(sizes, w, columns_matrix(block, true), x, to, !block.first_of_sum);
+    } else {
+      const Sizes sizes{product_pixels(block), per_group, block.rows, product_samples(block), block.groups};
+      multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), x, to, !block.first_of_sum);
+    }
+  }
+
+  void conv_transpose_weight(const GemmBlock& block) {
+    im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+    const std::int64_t per_group = in_channels_per_group(p_);
+    const Sizes sizes{block.rows, per_group, product_pixels(block), 1, block.groups};
+    Matrix result = weight_matrix(block, false);
+    if (plan_.stage) result = {stage(), sum_dtype(p_.dtype), false, block.rows, 0, per_group * block.rows};
+    multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data), !block.first_of_sum);
+    if (plan_.stage && block.last_of_sum) unstage_weight(block);
+  }
+
+  std::int64_t product_pixels(const GemmBlock& block) const { return plan_.flat ? block.samples * block.pixels : block.pixels; }
+  std::int64_t product_samples(const GemmBlock& block) const { return plan_.flat ? 1 : block.samples; }
+
+  char* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }
+  void* columns() const { return workspace(plan_.columns_at); }
+  void* stage() const { return workspace(plan_.stage_at); }
+
+  Matrix columns_matrix(const GemmBlock& block, bool transposed) const {
+    const ColumnBlock& c = block.columns;
+    return {columns(), plan_.column_dtype, transposed, c.row_stride, plan_.flat ? 0 : c.sample_stride, block.rows * c.row_stride};
+  }
+
+  // As (oc * taps x in_channels of a group).
+  Matrix weight_matrix(const GemmBlock& block, bool transposed) const {
+    const std::int64_t size = element_bytes(p_.dtype), dense = out_channels_per_group(p_) * kernel_taps(p_);
+    const std::int64_t ld = plan_.repack_weight || p_.in_channels == 1 || p_.w.n == 0 ? dense : p_.w.n;
+    const char* data = plan_.repack_weight ? workspace(plan_.weight_at) : static_cast<const char*>(operands_.w);
+    data += (block.first_group * in_channels_per_group(p_) * ld + block.first_row) * size;
+    return {data, p_.dtype, transposed, ld, 0, in_channels_per_group(p_) * ld};
+  }
+
+  // The pixels of a block of x as (pixels x in_channels of a group), copied side by side first where the plan says so.
+  Matrix x_matrix(const GemmBlock& block) {
+    const std::int64_t size = element_bytes(p_.dtype), first = block.first_group * in_channels_per_group(p_);
+    if (plan_.copy_x) {
+      copy_x(block);
+      const std::int64_t row = block.columns.row_stride;
+      return {workspace(plan_.x_at) + first * row * size, p_.dtype, false, row, 0, in_channels_per_group(p_) * row};
+    }
+    const ColumnBlock& c = block.columns;
+    const std::int64_t at =
+        c.n.begin * p_.x.n + c.in_d.begin * p_.x.d + c.in_h.begin * p_.x.h + c.in_w.begin * p_.x.w + first * x_.channel;
+    const std::int64_t ld = x_.channels_fastest ? std::max(x_.step, p_.in_channels) : std::max(x_.channel, product_pixels(block));
+    return {static_cast<const char*>(operands_.x) + at * size,
+            p_.dtype,
+            x_.channels_fastest,
+            ld,
+            plan_.flat ? 0 : x_.sample,
+            in_channels_per_group(p_) * x_.channel};
+  }
+
+  // x seen by the column kernels: one tap, so that its columns are its pixels.
+  Problem x_problem() const {
+    Problem q = p_;
+    q.activation = Activation::kNone, q.groups = 1, q.out_channels = p_.in_channels, q.y = p_.x;
+    q.out_d = p_.in_d, q.out_h = p_.in_h, q.out_w = p_.in_w;
+    q.kernel_d = q.kernel_h = q.kernel_w = q.stride_d = q.stride_h = q.stride_w = 1;
+    q.pad_d = q.pad_h = q.pad_w = 0;
+    q.dilation_d = q.dilation_h = q.dilation_w = 1;
+    return q;
+  }
+  ColumnBlock x_block(const GemmBlock& block, const Range& channels) const {
+    const ColumnBlock& c = block.columns;
+    return {c.n, channels, c.in_d, c.in_h, c.in_w, c.in_d, c.in_h, c.in_w, block.pixels, c.row_stride};
+  }
+  // w seen by the column kernels: samples are input channels, pixels are taps.
+  Problem weight_problem() const {
+    Problem q = x_problem();
+    q.batch = p_.in_channels, q.in_channels = q.out_channels = out_channels_per_group(p_), q.y = p_.w;
+    q.in_d = q.out_d = p_.kernel_d, q.in_h = q.out_h = p_.kernel_h, q.in_w = q.out_w = p_.kernel_w;
+    return q;
+  }
+  ColumnBlock weight_block(const Range& in_channels, const Range& channels) const {
+    const Range d{0, p_.kernel_d}, h{0, p_.kernel_h}, w{0, p_.kernel_w};
+    return {in_channels, channels, d, h, w, d, h, w, length(channels) * kernel_taps(p_), kernel_taps(p_)};
+  }
+
+  // Neighbouring blocks often share their pixels.
+  void copy_x(const GemmBlock& block) {
+    const ColumnBlock& c = block.columns;
+    const std::array<std::int64_t, 4> key{c.n.begin, c.in_d.begin, c.in_h.begin, c.in_w.begin};
+    if (key == copied_) return;
+    copied_ = key;
+    im2col(launch_, x_problem(), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, workspace(plan_.x_at));
+  }
+
+  void repack_weight() {
+    im2col(launch_, weight_problem(), weight_block({0, p_.in_channels}, {0, out_channels_per_group(p_)}), p_.dtype, operands_.w,
+           workspace(plan_.weight_at));
+  }
+
+  // Rounds the staged part of x, whose channels are those of the block's groups, into its place.
+  void unstage_x(const GemmBlock& block) {
+    const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group;
+    col2im(launch_, x_problem(), x_block(block, {first, first + block.groups * per_group}), sum_dtype(p_.dtype), stage(), nullptr,
+           operands_.x);
+  }
+
+  void unstage_weight(const GemmBlock& block) {
+    const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group, taps = kernel_taps(p_);
+    const Range channels{block.first_row / taps, (block.first_row + block.rows) / taps};
+    col2im(launch_, weight_problem(), weight_block({first, first + block.groups * per_group}, channels), sum_dtype(p_.dtype),
+           stage(), nullptr, operands_.w);
+  }
+
+  // c = a * b, or c += a * b, for every sample and group; the longer of the two axes is the batch of one call.
+  void multiply(const Sizes& s, const Matrix& a, const Matrix& b, const Matrix& c, void* to, bool accumulate) {
+    const bool over_samples = s.samples >= s.groups;
+    const std::int64_t batch = over_samples ? s.samples : s.groups, loops = over_samples ? s.groups : s.samples;
+    const auto stride = [&](const Matrix& m) { return over_samples ? m.sample : m.group; };
+    const auto other = [&](const Matrix& m) { return over_samples ? m.group : m.sample; };
+    for (std::int64_t loop = 0; loop < loops; ++loop) {
+      for (std::int64_t first = 0; first < batch; first += kMostBatch) {
+        const auto at = [&](const Matrix& m) { return (loop * other(m) + first * stride(m)) * element_bytes(m.dtype); };
+        Matrix a_part = a, b_part = b, c_part = c;
+        a_part.data = static_cast<const char*>(a.data) + at(a), b_part.data = static_cast<const char*>(b.data) + at(b);
+        a_part.sample = stride(a), b_part.sample = stride(b), c_part.sample = stride(c);
+        Sizes part = s;
+        part.samples = std::min(kMostBatch, batch - first);
+        product(part, a_part, b_part, c_part, static_cast<char*>(to) + at(c), accumulate);
+      }
+    }
+  }
+
+  void product(const Sizes& s, const Matrix& a, const Matrix& b, const Matrix& c, void* to, bool accumulate) {
+    const std::int64_t largest = std::max({s.m, s.n, s.k, a.ld, b.ld, c.ld});
+    require(largest <= kMostInt, "a matrix product of ", s.m, " x ", s.n, " x ", s.k, " with distances up to ", largest,
+            "; cuBLAS takes sizes below 2^31");
+    const bool wide = p_.dtype == Dtype::kFloat64 || p_.dtype == Dtype::kComplex128;
+    const double wide_factors[2][2] = {{1.0, 0.0}, {accumulate ? 1.0 : 0.0, 0.0}};  // complex: real and imaginary part
+    const float factors[2][2] = {{1.0f, 0.0f}, {accumulate ? 1.0f : 0.0f, 0.0f}};
+    const void* const alpha = wide ? static_cast<const void*>(wide_factors[0]) : factors[0];
+    const void* const beta = wide ? static_cast<const void*>(wide_factors[1]) : factors[1];
+    const bool tf32 = options_.allow_tf32 && p_.dtype == Dtype::kFloat32;
+    const int compute = wide ? kCompute64F : tf32 ? kComputeTf32 : kCompute32F;
+    const int status = cublas().gemm_strided_batched_ex(
+        handle_, a.transposed ? kOpT : kOpN, b.transposed ? kOpT : kOpN, int(s.m), int(s.n), int(s.k), alpha, a.data,
+        data_type(a.dtype), int(a.ld), a.sample, b.data, data_type(b.dtype), int(b.ld), b.sample, beta, to, data_type(c.dtype),
+        int(c.ld), c.sample, int(s.samples), compute, kDefaultAlgorithm);
+    check_cublas(status, concat("matrix product of ", s.m, " x ", s.n, " x ", s.k, ", ", s.samples, " times").c_str());
+  }
+
+  const Launch& launch_;
+  const Problem& p_;
+  const GemmOptions& options_;
+  const GemmOperands& operands_;
+  GemmPlan plan_;
+  PixelMatrix x_;
+  void* handle_ = nullptr;
+  std::array<std::int64_t, 4> copied_{-1, -1, -1, -1};
+};
+
+}  // namespace
+
+void gemm_prepare(int device) {
+  const DeviceScope scope(device);
+  const RelaxedCapture relaxed;
+  handle_of(device);
+}
+
+std::int64_t gemm_workspace_bytes(int device, const Problem& p, const GemmOptions& options) {
+  if (p.batch == 0) return 0;
+  const GemmPlan plan = plan_gemm(p, options, cublas_bytes(device), false);
+  return plan.possible ? plan.total_bytes : -1;
+}
+
+void gemm(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands) {
+  if (p.batch == 0) return;
+  const DeviceScope scope(launch.device);
+  const RelaxedCapture relaxed;
+  Call(launch, p, options, operands).run();
+}
+
+}  // namespace upfold::cuda

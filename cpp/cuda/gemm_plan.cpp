@@ -1,0 +1,251 @@
+#include "gemm_plan.h"
+
+#include <algorithm>
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;     // bytes, of every part of the workspace
+constexpr std::int64_t kRowMultiple = 8;     // elements, of the distance of column rows: 16 bytes for every type
+constexpr std::int64_t kSmallMap = 512;      // pixels of a sample below which samples are joined into one product
+constexpr std::int64_t kLeastChannels = 16;  // fewer make a product too flat
+constexpr std::int64_t kLeastRows = 8;       // fewer recompute too much halo
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
+
+struct Axes {
+  Axis axis[3];
+};
+Axes axes_of(const Problem& p) { return {{axis_d(p), axis_h(p), axis_w(p)}}; }
+
+// The outermost axis with more than one position: blocks are cut along it, so that their pixels stay one run.
+int split_axis(const Axes& axes) {
+  for (int i = 0; i < 3; ++i) {
+    if (axes.axis[i].in > 1 || axes.axis[i].out > 1) return i;
+  }
+  return 2;
+}
+
+// The inputs from which some tap reaches one of `out`; may be empty.
+Range reaching(const Axis& a, const Range& out) {
+  const std::int64_t first = ceil_div(out.begin + a.pad - a.dilation * (a.kernel - 1), a.stride);
+  const std::int64_t last = floor_div(out.end - 1 + a.pad, a.stride);
+  const std::int64_t begin = std::min(std::max<std::int64_t>(first, 0), a.in);
+  return {begin, std::max(begin, std::min(last + 1, a.in))};
+}
+
+// How many samples, output channels and positions of the split axis a block takes.
+struct Blocking {
+  std::int64_t samples, channels, rows;
+};
+
+class Planner {
+ public:
+  Planner(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) : p_(p), options_(options), axes_(axes_of(p)) {
+    split_ = split_axis(axes_);
+    over_outputs_ = p.op == Operator::kConvTranspose;
+    positions_ = over_outputs_ ? axes_.axis[split_].out : axes_.axis[split_].in;
+    plane_ = in_pixels(p) / axes_.axis[split_].in;
+    plan_ = {};
+    plan_.column_dtype = over_outputs_ ? sum_dtype(p.dtype) : p.dtype;
+    plan_.cublas_bytes = aligned(std::min(cublas_bytes, options.workspace_cap / 4));
+    plan_.repack_weight = p.op != Operator::kConvTransposeWeight && !weight_is_matrix();
+  }
+
+  GemmPlan plan(bool list_blocks) {
+    Blocking blocking = choose(options_.chunk_bytes > 0 ? options_.chunk_bytes : options_.workspace_cap);
+    if (total(blocking) > options_.workspace_cap) blocking = choose(options_.workspace_cap);
+    plan_.possible = total(blocking) <= options_.workspace_cap;
+    lay_out(blocking, plan_);
+    if (list_blocks && plan_.possible) list(blocking);
+    return plan_;
+  }
+
+ private:
+  // Whether w lies as (in_channels, out_channels / groups * taps), its rows dense; they may be apart.
+  bool weight_is_matrix() const {
+    const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
+    const bool taps_dense = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
+                            (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h);
+    return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
+  }
+
+  std::int64_t in_positions(std::int64_t rows) const {
+    const Axis& a = axes_.axis[split_];
+    if (rows >= positions_) return a.in;
+    if (!over_outputs_) return rows;
+    return std::min((rows - 1 + a.dilation * (a.kernel - 1)) / a.stride + 1, a.in);
+  }
+
+  bool whole(const Blocking& b) const { return b.rows >= positions_; }
+
+  // What depends on the blocking: how x is read or written, and the sizes of the parts.
+  void lay_out(const Blocking& b, GemmPlan& plan) const {
+    const std::int64_t size = element_bytes(p_.dtype), sum_size = element_bytes(sum_dtype(p_.dtype));
+    const std::int64_t pixels = plane_ * in_positions(b.rows), joined = padded(pixels * b.samples);
+    const PixelMatrix x = pixel_matrix(p_.x, p_.in_channels, p_.in_d, p_.in_h, p_.in_w);
+    const bool read = p_.op != Operator::kConv;
+    // Tensor cores want rows of x that begin at multiples of 16 bytes; a copy costs less than what is lost without.
+    const bool aligned_rows = !(is_narrow(p_.dtype) || options_.allow_tf32) || !read ||
+                              ((x.channels_fastest ? x.step : x.channel) * size % 16 == 0 && x.sample * size % 16 == 0);
+    const bool in_place = x.regular && aligned_rows;
+    const bool joins = b.samples == 1 || (whole(b) && (x.channels_fastest || x.step == 0) && x.sample == x.step * pixels);
+    const bool must_join = p_.op == Operator::kConvTransposeWeight || pixels < kSmallMap;
+    plan.flat = joins || must_join || !in_place;
+    const bool copies = !in_place || (plan.flat && !joins);
+    plan.copy_x = read && copies;
+    const std::int64_t per_group = out_channels_per_group(p_);
+    const bool splits_group = b.channels < per_group;
+    const bool many_pixels = b.samples < p_.batch || b.rows < positions_;
+    if (p_.op == Operator::kConv) {
+      plan.stage = copies || (splits_group && is_narrow(p_.dtype));
+      plan.flat = plan.flat || plan.stage;
+    } else if (p_.op == Operator::kConvTransposeWeight) {
+      plan.stage = !weight_is_matrix() || (many_pixels && is_narrow(p_.dtype));
+    }
+    const std::int64_t groups = std::max<std::int64_t>(b.channels / per_group, 1), channels = p_.in_channels / p_.groups * groups;
+    const std::int64_t row = plan.flat ? joined : padded(pixels) * b.samples;
+    const std::int64_t taps = kernel_taps(p_);
+    plan.weight_at = plan.cublas_bytes;
+    plan.x_at = plan.weight_at + (plan.repack_weight ? aligned(p_.in_channels * per_group * taps * size) : 0);
+    plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
+    plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
+    std::int64_t staged = 0;
+    if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;
+    // The atomic col2im of a 16-bit problem sums in float32.
+    if (options_.atomic && over_outputs_ && is_narrow(p_.dtype)) {
+      staged = b.samples * b.channels * b.rows * (out_pixels(p_) / axes_.axis[split_].out);
+    }
+    plan.total_bytes = plan.stage_at + aligned(staged * sum_size);
+  }
+
+  std::int64_t total(const Blocking& b) const {
+    GemmPlan trial = plan_;
+    lay_out(b, trial);
+    return trial.total_bytes;
+  }
+
+  std::int64_t fewer_channels(std::int64_t channels) const {
+    const std::int64_t per_group = out_channels_per_group(p_);
+    if (channels > per_group) return std::max<std::int64_t>(1, channels / per_group / 2) * per_group;
+    return (channels + 1) / 2;
+  }
+
+  Blocking choose(std::int64_t budget) const {
+    Blocking b{p_.batch, p_.out_channels, positions_};
+    const auto over = [&] { return total(b) > budget; };
+    while (b.samples > 1 && over()) b.samples = (b.samples + 1) / 2;
+    const std::int64_t least = std::min(kLeastChannels, p_.out_channels);
+    // A convolution sums over output channels: cutting them inside a group costs a pass over the sum, so rows go first.
+    if (p_.op == Operator::kConv) {
+      while (b.channels > out_channels_per_group(p_) && over()) b.channels = fewer_channels(b.channels);
+    } else {
+      while (b.channels > least && over()) b.channels = fewer_channels(b.channels);
+    }
+    while (b.rows > kLeastRows && over()) b.rows = (b.rows + 1) / 2;
+    while (b.channels > 1 && over()) b.channels = fewer_channels(b.channels);
+    while (b.rows > 1 && over()) b.rows = (b.rows + 1) / 2;
+    return b;
+  }
+
+  GemmBlock block_of(const Range& n, const Range& oc, const Range& part) const {
+    const std::int64_t per_group = out_channels_per_group(p_), taps = kernel_taps(p_);
+    Range in[3], out[3];
+    for (int i = 0; i < 3; ++i) in[i] = {0, axes_.axis[i].in}, out[i] = {0, axes_.axis[i].out};
+    if (over_outputs_) {
+      out[split_] = part;
+      if (length(part) < positions_) in[split_] = reaching(axes_.axis[split_], part);
+    } else {
+      in[split_] = part;
+    }
+    GemmBlock block{};
+    block.samples = length(n), block.pixels = length(in[0]) * length(in[1]) * length(in[2]);
+    block.first_group = oc.begin / per_group, block.groups = std::max<std::int64_t>(length(oc) / per_group, 1);
+    const bool part_of_group = length(oc) < per_group;
+    block.first_row = part_of_group ? (oc.begin - block.first_group * per_group) * taps : 0;
+    block.rows = (part_of_group ? length(oc) : per_group) * taps;
+    const std::int64_t row = padded(plan_.flat ? block.samples * block.pixels : block.pixels);
+    const std::int64_t sample = plan_.flat ? block.pixels : row * length(oc) * taps;
+    block.columns = {n, oc, in[0], in[1], in[2], out[0], out[1], out[2], sample, row};
+    return block;
+  }
+
+  // The result of `conv` is summed over the channel blocks of a group, that of `conv_transpose_weight` over samples and rows.
+  void list(const Blocking& b) {
+    const std::vector<Range> samples = cut(p_.batch, b.samples), parts = cut(positions_, b.rows), channels = channel_ranges(b);
+    const bool weight = p_.op == Operator::kConvTransposeWeight;
+    const std::int64_t per_group = out_channels_per_group(p_);
+    const auto add = [&](const Range& n, const Range& part, const Range& oc) {
+      GemmBlock block = block_of(n, oc, part);
+      if (weight) {
+        block.first_of_sum = n.begin == 0 && part.begin == 0;
+        block.last_of_sum = n.end == p_.batch && part.end == positions_;
+      } else {
+        block.first_of_sum = oc.begin % per_group == 0;
+        block.last_of_sum = oc.end % per_group == 0;
+      }
+      plan_.blocks.push_back(block);
+    };
+    if (weight) {
+      for (const Range& oc : channels)
+        for (const Range& n : samples)
+          for (const Range& part : parts) add(n, part, oc);
+      return;
+    }
+    for (const Range& n : samples)
+      for (const Range& part : parts)
+        for (const Range& oc : channels) add(n, part, oc);
+  }
+
+  static std::vector<Range> cut(std::int64_t size, std::int64_t step) {
+    std::vector<Range> ranges;
+    for (std::int64_t begin = 0; begin < size; begin += step) ranges.push_back({begin, std::min(begin + step, size)});
+    return ranges;
+  }
+
+  // Runs of whole groups, or parts that stay inside one group.
+  std::vector<Range> channel_ranges(const Blocking& b) const {
+    const std::int64_t per_group = out_channels_per_group(p_);
+    if (b.channels >= per_group) return cut(p_.out_channels, b.channels / per_group * per_group);
+    std::vector<Range> ranges;
+    for (std::int64_t group = 0; group < p_.groups; ++group) {
+      for (const Range& r : cut(per_group, b.channels))
+        ranges.push_back({group * per_group + r.begin, group * per_group + r.end});
+    }
+    return ranges;
+  }
+
+  const Problem& p_;
+  const GemmOptions& options_;
+  Axes axes_;
+  int split_;
+  bool over_outputs_;
+  std::int64_t positions_, plane_;
+  GemmPlan plan_;
+};
+
+}  // namespace
+
+PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d, std::int64_t h, std::int64_t w) {
+  std::int64_t step = 0, covered = 1;
+  bool even = true;
+  const std::int64_t sizes[3] = {w, h, d}, strides[3] = {s.w, s.h, s.d};
+  for (int i = 0; i < 3; ++i) {
+    if (sizes[i] == 1) continue;
+    if (step == 0) step = strides[i];
+    even = even && step > 0 && strides[i] == step * covered;
+    covered *= sizes[i];
+  }
+  if (channels > 1 && s.c != 1 && s.c < covered) even = false;
+  // One pixel: each sample is a row of channels, and samples are the pixels of the joined matrix.
+  if (covered == 1) return {s.n, 1, s.n, true, channels == 1 || s.c == 1};
+  const bool channels_fastest = channels > 1 && s.c == 1 && step >= channels;
+  return {s.n, channels_fastest ? 1 : s.c, step, channels_fastest, even && (channels_fastest || step == 1)};
+}
+
+GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes, bool list_blocks) {
+  return Planner(p, options, cublas_bytes).plan(list_blocks);
+}
+
+}  // namespace upfold::cuda

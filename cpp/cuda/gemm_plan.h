@@ -1,0 +1,63 @@
+// How one call of `gemm` is cut into blocks of columns, and where everything lies in its workspace: a pure function of the
+// problem, the options and the size of cuBLAS's own workspace.
+#pragma once
+
+#include <vector>
+
+#include "../columns.h"
+#include "../problem.h"
+#include "api.h"
+
+namespace upfold::cuda {
+
+inline std::int64_t element_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+    case Dtype::kBFloat16:
+      return 2;
+    case Dtype::kFloat32:
+      return 4;
+    case Dtype::kFloat64:
+    case Dtype::kComplex64:
+      return 8;
+    default:
+      return 16;
+  }
+}
+inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
+inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
+
+// A tensor of samples as matrices of channels and pixels: element (n, c, pixel) lies at n * sample + c * channel + pixel * step,
+// and one of channel and step is 1.
+struct PixelMatrix {
+  std::int64_t sample, channel, step;
+  bool channels_fastest;  // channel == 1: the leading dimension is `step`, else it is `channel`
+  bool regular;           // false: the pixels do not lie evenly, or neither is dense; nothing else holds then
+};
+PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d, std::int64_t h, std::int64_t w);
+
+// One block: a range of output channels (whole groups, or a part of one), of samples, and of the split axis.
+struct GemmBlock {
+  ColumnBlock columns;
+  std::int64_t samples, pixels;  // input positions of one sample
+  std::int64_t first_group, groups;
+  std::int64_t first_row, rows;    // of the weight's (oc, tap) axis, in every group of the block
+  bool first_of_sum, last_of_sum;  // of the blocks that add to the same part of the result
+};
+
+struct GemmPlan {
+  bool possible;       // false: not even the smallest block fits the cap
+  Dtype column_dtype;  // of the column matrix
+  bool repack_weight;  // to (in_channels, out_channels / groups, taps), dense
+  bool copy_x;         // blocks of x go through [channel][sample][pixel] in the workspace
+  bool stage;          // the result is summed in the workspace, in the compute type
+  bool flat;           // a block is one product for all its samples
+  // Byte offsets into the workspace; cuBLAS has [0, cublas_bytes).
+  std::int64_t cublas_bytes, weight_at, x_at, columns_at, stage_at, total_bytes;
+  std::vector<GemmBlock> blocks;
+};
+
+// `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap.
+GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes, bool list_blocks);
+
+}  // namespace upfold::cuda
