@@ -20,6 +20,7 @@ class Correlation {
   using Sum = typename Number<T>::Sum;
   using R = typename Number<T>::Real;
   static constexpr std::int64_t kParts = Number<T>::kParts;
+  static constexpr std::int64_t kRowPhasesTogether = 4;
   // Groups are taken together up to about this many channels, so that a channels_last pixel is read and written in one piece.
   static constexpr std::int64_t kGroupedChannels = 16;
 
@@ -45,7 +46,7 @@ class Correlation {
         packer_({static_cast<const T*>(is_conv_ ? operands.y : operands.x), is_conv_ ? p.y : p.x}, h_.source, w_.source,
                 is_conv_ ? &h_groups_[0] : &kWhole, is_conv_ ? h_group_count_ : 1, is_conv_ ? &w_groups_[0] : &kWhole,
                 is_conv_ ? w_group_count_ : 1),
-        group_block_({0, p.groups}, kGroupedChannels / larger(channels_.in, channels_.out)),
+        group_block_({0, p.groups}, out_strides_.w == 1 ? 1 : kGroupedChannels / larger(channels_.in, channels_.out)),
         slabs_({0, channels_.real_out()}, kSlabChannels, kTileChannels),
         out_row_(out_axis(w_)),
         blocks_(choose_blocks(shape(), h_, w_, p.batch, group_block_.count * slabs_.count * length(d_.q), threads)) {}
@@ -70,9 +71,13 @@ class Correlation {
   std::int64_t row_count() const { return row_layout(out_row_, 0, out_row_.out, w_group_count_).rows; }
 
   TaskShape shape() const {
-    return {group_block_.size * slabs_.size, group_block_.size * channels_.real_in(), row_count(),
+    return {group_block_.size * slabs_.size, group_block_.size * channels_.real_in(), row_count() * summed_together(),
             depth_limit() * packer_.planes_per_depth()};
   }
+
+  // Row phases that are summed before any is written. Written together they fill the output row after row; a stride of rows
+  // between stores defeats the prefetch of the lines to be written (depthwise k4s2 takes 1.7 times as long).
+  std::int64_t summed_together() const { return h_.out.stride <= kRowPhasesTogether ? h_.out.stride : 1; }
 
   std::int64_t depth_limit() const { return smaller(d_.axis.kernel, d_.source.size); }
 
@@ -113,7 +118,7 @@ class Correlation {
     const std::int64_t row = row_count() * row_pitch();
     Parts at{};
     at.sums = bytes(packed, sizeof(R));
-    at.row = at.sums + bytes(sums * row_count() * slabs_.size * group_block_.size, sizeof(R));
+    at.row = at.sums + bytes(sums * row_count() * summed_together() * slabs_.size * group_block_.size, sizeof(R));
     at.staged = at.row + bytes(row, sizeof(Sum));
     at.rows = at.staged + bytes(row, sizeof(T));
     at.taps = at.rows + bytes(group_block_.size * slabs_.size * out_pitch(), sizeof(T));
@@ -153,15 +158,32 @@ class Correlation {
     const Range outputs_d = d_.outputs({task.qd, task.qd + 1}), outputs_h = h_.outputs(task.qh), outputs_w = w_.outputs(task.qw);
     const RowLayout row_layout_w = row_layout(out_row_, outputs_w.begin, outputs_w.end, w_group_count_);
     for (std::int64_t od = outputs_d.begin; od < outputs_d.end; ++od) {
-      // One row of each phase; the rows of a phase are stride apart.
-      for (std::int64_t oh = outputs_h.begin; oh < smaller(outputs_h.begin + h_.out.stride, outputs_h.end); ++oh) {
-        sum_phase(task, layout, od, oh, b);
-        std::int64_t at = ((oh + h_.out.pad) / h_.out.stride - task.qh.begin) * layout.w.pitch;
-        for (std::int64_t row = oh; row < outputs_h.end; row += h_.out.stride, at += layout.w.pitch) {
-          for (std::int64_t n = 0; n < length(task.n); ++n) {
-            write(task, row_layout_w, sum_pitch(layout), at + n * layout.sample_pitch, {task.n.begin + n, 0, od, row, 0}, b);
-          }
+      // The first row of each phase; the others of a phase are stride apart.
+      const std::int64_t first_rows = smaller(outputs_h.begin + h_.out.stride, outputs_h.end), together = summed_together();
+      for (std::int64_t oh = outputs_h.begin; oh < first_rows; oh += together) {
+        const Range phases{oh, smaller(oh + together, first_rows)};
+        for (std::int64_t phase = phases.begin; phase < phases.end; ++phase) {
+          sum_phase(task, layout, od, phase, phase_sums(task, layout, phase - oh, b), b);
         }
+        for (std::int64_t n = 0; n < length(task.n); ++n) write_phases(task, layout, row_layout_w, {n, 0, od, 0, 0}, phases, b);
+      }
+    }
+  }
+
+  R* phase_sums(const Task& task, const PackLayout& layout, std::int64_t index, const Buffers& b) const {
+    return b.sums + index * length(task.channels) * length(task.groups) * row_count() * sum_pitch(layout);
+  }
+
+  // Writes all rows of some phases, in order, for sample `index.n` of the task and depth index.d.
+  void write_phases(const Task& task, const PackLayout& layout, const RowLayout& row, const Strides& index, Range phases,
+                    const Buffers& b) const {
+    const Range outputs = h_.outputs(task.qh);
+    for (std::int64_t first = phases.begin; first < outputs.end; first += h_.out.stride) {
+      for (std::int64_t oh = first; oh < smaller(first + length(phases), outputs.end); ++oh) {
+        const std::int64_t at =
+            ((oh + h_.out.pad) / h_.out.stride - task.qh.begin) * layout.w.pitch + index.n * layout.sample_pitch;
+        const R* sums = phase_sums(task, layout, oh - first, b);
+        write(task, row, sum_pitch(layout), sums + at, {task.n.begin + index.n, 0, index.d, oh, 0}, b);
       }
     }
   }
@@ -180,10 +202,14 @@ class Correlation {
   }
 
   // Sums of all rows of the phase of (od, oh), for all column phases.
-  void sum_phase(const Task& task, const PackLayout& layout, std::int64_t od, std::int64_t oh, const Buffers& b) const {
+  void sum_phase(const Task& task, const PackLayout& layout, std::int64_t od, std::int64_t oh, R* sums, const Buffers& b) const {
     const std::int64_t pitch = sum_pitch(layout), rows = row_count();
     const std::int64_t channels = length(task.channels) * length(task.groups);
-    std::memset(b.sums, 0, static_cast<std::size_t>(channels * rows * pitch) * sizeof(R));
+    const auto clear = [pitch](R* from, std::int64_t planes) {
+      std::memset(from, 0, static_cast<std::size_t>(planes * pitch) * sizeof(R));
+    };
+    // The first products of a phase overwrite its sums; only what no tap reaches must be cleared.
+    if (!is_conv_ && w_group_count_ < rows) clear(sums, channels * rows);
     const Range outputs = h_.outputs(task.qh);
     const std::int64_t row_begin = (oh + h_.out.pad) / h_.out.stride - task.qh.begin;
     const std::int64_t row_end = row_begin + (outputs.end - 1 - oh) / h_.out.stride + 1;
@@ -191,13 +217,16 @@ class Correlation {
     const std::int64_t phases = is_conv_ ? 1 : w_group_count_;
     for (std::int64_t g = 0; g < phases; ++g) {
       const std::int64_t phase = is_conv_ ? 0 : w_groups_[g].phase;
+      const std::int64_t row = rows == 1 || is_conv_ ? 0 : w_.axis.stride <= kInterleavedStride ? phase : g;
       const std::int64_t tap_count = list_taps(task, layout, od, oh, g, b);
-      if (tap_count == 0) continue;
+      if (tap_count == 0) {
+        for (std::int64_t c = 0; c < channels; ++c) clear(sums + (c * rows + row) * pitch, 1);
+        continue;
+      }
       // The columns of this phase among the outputs of the block.
       const std::int64_t first = ceil_div(ow.begin + w_.out.pad - phase, w_.out.stride) - task.qw.begin;
       const std::int64_t last = floor_div(ow.end - 1 + w_.out.pad - phase, w_.out.stride) - task.qw.begin;
       if (first > last) continue;
-      const std::int64_t row = rows == 1 || is_conv_ ? 0 : w_.axis.stride <= kInterleavedStride ? phase : g;
       CorrelateArgs<R> args{};
       args.channels = channels_.real_in();
       args.x_pitch = layout.channel_pitch;
@@ -207,7 +236,7 @@ class Correlation {
       for (std::int64_t group = task.groups.begin; group < task.groups.end; ++group) {
         const std::int64_t index = group - task.groups.begin;
         args.x = b.packed + layout.lead + index * channels_.real_in() * layout.channel_pitch;
-        args.sums = b.sums + (index * length(task.channels) * rows + row) * pitch;
+        args.sums = sums + (index * length(task.channels) * rows + row) * pitch;
         sum_group(task, group, tap_count, b.taps, args);
       }
     }
@@ -222,6 +251,7 @@ class Correlation {
       args.taps = taps + tap;
       args.tap_count = smaller(tap_block, tap_count - tap);
       for (std::int64_t c = 0; c < channels_.real_in(); c += channel_block) {
+        args.accumulate = tap > 0 || c > 0;
         args.channel_begin = c;
         args.channel_end = smaller(c + channel_block, channels_.real_in());
         for (std::int64_t m = task.channels.begin; m < task.channels.end;) {
@@ -271,8 +301,8 @@ class Correlation {
     return count;
   }
 
-  // Writes the outputs `index` (n, d, h) of all channels of the task; their sums lie `at` elements into each plane of sums.
-  void write(const Task& task, const RowLayout& row, std::int64_t pitch, std::int64_t at, const Strides& index,
+  // Writes the outputs `index` (n, d, h) of all channels of the task, whose sums start at `first` in planes of `pitch` elements.
+  void write(const Task& task, const RowLayout& row, std::int64_t pitch, const R* first, const Strides& index,
              const Buffers& b) const {
     const std::int64_t channels = length(task.channels) / kParts, count = row.end - row.begin;
     const bool dense = out_strides_.w == 1 || count == 1;
@@ -282,7 +312,7 @@ class Correlation {
     for (std::int64_t c = 0; c < channels * length(task.groups); ++c) {
       const Epilogue<Sum> epilogue{bias_ ? widen(bias_[first_channel + c]) : Sum{}, is_conv_ ? Activation::kNone : p_.activation,
                                    p_.activation_slope};
-      const R* sums = b.sums + c * kParts * row.rows * pitch + at;
+      const R* sums = first + c * kParts * row.rows * pitch;
       T* to = dense ? out + c * out_strides_.c : b.rows + c * out_pitch();
       write_channel(row, epilogue, sums, pitch, b, to);
     }

@@ -77,12 +77,23 @@ UPFOLD_INLINE RowLayout row_layout(const Axis& a, std::int64_t begin, std::int64
   return layout;
 }
 
-// out[q * S + r] = f(rows[r * pitch + q]).
+// The rows of S phases in the order in which outputs meet them from `first_phase` on: a row that was passed starts one q later.
+template <typename In>
+UPFOLD_INLINE const In* met_row(const In* rows, std::int64_t pitch, std::int64_t stride, std::int64_t first_phase,
+                                std::int64_t r) {
+  const std::int64_t phase = first_phase + r;
+  return phase < stride ? rows + phase * pitch : rows + (phase - stride) * pitch + 1;
+}
+
+// out[q * S + r] = f(the q-th of the r-th row met). The stores start where the output row does, so that they do not straddle
+// cache lines whatever the padding; the loads that do come from the first-level cache.
 template <int S, typename T, typename In, typename F>
-UPFOLD_INLINE void interleave(const In* UPFOLD_RESTRICT rows, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT out,
-                              const F& f) {
+UPFOLD_INLINE void interleave(const In* rows, std::int64_t pitch, std::int64_t first_phase, std::int64_t count,
+                              T* UPFOLD_RESTRICT out, const F& f) {
+  const In* met[S];
+  for (int r = 0; r < S; ++r) met[r] = met_row(rows, pitch, S, first_phase, r);
   for (std::int64_t q = 0; q < count; ++q) {
-    for (int r = 0; r < S; ++r) out[q * S + r] = f(rows[r * pitch + q]);
+    for (int r = 0; r < S; ++r) out[q * S + r] = f(met[r][q]);
   }
 }
 
@@ -94,20 +105,21 @@ UPFOLD_INLINE void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch,
 }
 
 template <typename T, typename In, typename F>
-UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int64_t pitch, std::int64_t count, T* out,
-                                  const F& f) {
+UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int64_t pitch, std::int64_t first_phase,
+                                  std::int64_t count, T* out, const F& f) {
   switch (stride) {
     case 2:
-      return interleave<2>(rows, pitch, count, out, f);
+      return interleave<2>(rows, pitch, first_phase, count, out, f);
     case 3:
-      return interleave<3>(rows, pitch, count, out, f);
+      return interleave<3>(rows, pitch, first_phase, count, out, f);
     case 4:
-      return interleave<4>(rows, pitch, count, out, f);
+      return interleave<4>(rows, pitch, first_phase, count, out, f);
     case 8:
-      return interleave<8>(rows, pitch, count, out, f);
+      return interleave<8>(rows, pitch, first_phase, count, out, f);
     default:
-      for (std::int64_t q = 0; q < count; ++q) {
-        for (std::int64_t r = 0; r < stride; ++r) out[q * stride + r] = f(rows[r * pitch + q]);
+      for (std::int64_t r = 0; r < stride; ++r) {
+        const In* met = met_row(rows, pitch, stride, first_phase, r);
+        for (std::int64_t q = 0; q < count; ++q) out[q * stride + r] = f(met[q]);
       }
   }
 }
@@ -133,11 +145,11 @@ UPFOLD_INLINE void deinterleave_any(std::int64_t stride, const T* in, std::int64
 // Turns phase rows (row r = phase r) into the dense outputs of a row, f(sum) each.
 template <typename T, typename In, typename F>
 static void merge_phases(const RowLayout& layout, const In* rows, std::int64_t pitch, T* out, const F& f) {
-  for (std::int64_t i = 0; i < layout.head; ++i) *out++ = f(rows[(layout.head_phase + i) * pitch]);
-  const In* whole = rows + (layout.head > 0 ? 1 : 0);
-  interleave_any(layout.stride, whole, pitch, layout.whole, out, f);
-  out += layout.whole * layout.stride;
-  for (std::int64_t i = 0; i < layout.tail; ++i) out[i] = f(whole[i * pitch + layout.whole]);
+  const std::int64_t stride = layout.stride, count = (layout.end - layout.begin) / stride;
+  interleave_any(stride, rows, pitch, layout.head_phase, count, out, f);
+  for (std::int64_t i = count * stride; i < layout.end - layout.begin; ++i) {
+    out[i] = f(met_row(rows, pitch, stride, layout.head_phase, i - count * stride)[count]);
+  }
 }
 
 // The reverse, without f.

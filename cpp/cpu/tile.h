@@ -74,7 +74,7 @@ struct TapOffset {
   std::int64_t pixel, tap;
 };
 
-// What one call of correlate() sums: sums[m][f] += weights[tap][channel][m] * x[channel][f + tap.pixel] for f in [begin, end),
+// What one call of correlate() sums: sums[m][f] (+)= weights[tap][channel][m] * x[channel][f + tap.pixel] for f in [begin, end),
 // over `taps` and the channels [channel_begin, channel_end).
 template <typename R>
 struct CorrelateArgs {
@@ -87,6 +87,7 @@ struct CorrelateArgs {
   R* sums;
   std::int64_t sums_pitch;
   std::int64_t begin, end;
+  bool accumulate;  // otherwise the sums are set
 };
 
 template <typename R, int M, int V>
@@ -109,7 +110,7 @@ UPFOLD_INLINE void correlate_tile(const CorrelateArgs<R>& a, std::int64_t f) {
   for (int m = 0; m < M; ++m) {
     for (int v = 0; v < V; ++v) {
       R* to = a.sums + m * a.sums_pitch + f + v * kLanes<R>;
-      store(load(to) + sum[m][v], to);
+      store(a.accumulate ? load(to) + sum[m][v] : sum[m][v], to);
     }
   }
 }

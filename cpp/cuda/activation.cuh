@@ -43,9 +43,20 @@ UPFOLD_DEVICE float finish(Activation activation, float slope, float v) {
   if (activation == Activation::kRelu) return v < 0.0f ? 0.0f : v;
   return activate_called(activation, slope, v);
 }
+static __device__ __noinline__ double activate_called(Activation activation, double slope, double v) {
+  return activate_real<double>(activation, slope, v);
+}
+UPFOLD_DEVICE double finish(Activation activation, float slope, double v) {
+  return activation == Activation::kNone ? v : activate_called(activation, double(slope), v);
+}
 // No activation is defined on complex numbers; the Python layer refuses one.
 template <typename Real>
 UPFOLD_DEVICE Complex<Real> activate(Activation, float, Complex<Real> v) {
+  return v;
+}
+
+template <typename Real>
+UPFOLD_DEVICE Complex<Real> finish(Activation, float, Complex<Real> v) {
   return v;
 }
 

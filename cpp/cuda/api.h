@@ -11,6 +11,21 @@
 
 namespace upfold::cuda {
 
+inline std::int64_t element_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+    case Dtype::kBFloat16:
+      return 2;
+    case Dtype::kFloat32:
+      return 4;
+    case Dtype::kFloat64:
+    case Dtype::kComplex64:
+      return 8;
+    default:
+      return 16;
+  }
+}
+
 // Where a call runs. The device is set for the call and restored after it; `stream` is a cudaStream_t of that device.
 struct Launch {
   std::int32_t device;
@@ -59,6 +74,24 @@ std::int64_t gemm_workspace_bytes(int device, const Problem& p, const GemmOption
 // GEMM + col2im for p.op = kConvTranspose (bias and activation in the same pass), im2col + GEMM for its adjoints. Deterministic
 // unless `atomic`. 16-bit problems sum in float32 and round once.
 void gemm(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands);
+
+struct DirectOperands {
+  void* x;
+  void* w;
+  const void* bias;  // (out_channels), dense, or null
+  void* y;
+  void* workspace;  // direct_workspace_bytes() bytes, aligned to 256
+};
+// Tile choices of the direct method: result channels and positions of one block, for kConvTranspose and kConv.
+struct DirectTile {
+  int channels, pixels;
+};
+std::vector<DirectTile> direct_tiles();
+// Whether choice number `config` runs this problem; kConvTransposeWeight has a choice for every number.
+bool direct_fits(const Problem& p, int config);
+std::int64_t direct_workspace_bytes(const Problem& p, int config);
+// The direct method for p.op, without a column matrix; bias and activation are used by kConvTranspose only.
+void direct(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
 
 struct Device {
   std::string name;

@@ -238,9 +238,9 @@ RowAxis row_axis(const Axis& a, const Range& in, const Range& out) {
   return axis;
 }
 
-// The most neighbours along w that one aligned access to y may move.
+// The most neighbours along w that one aligned access to y may move; 0 where they lie apart.
 int neighbours(const Problem& p, const ColumnBlock& block, const void* y, std::int64_t element) {
-  if (p.y.w > 1) return 1;
+  if (p.y.w > 1) return 0;
   const std::int64_t address = std::int64_t(reinterpret_cast<std::uintptr_t>(y)) + block.out_w.begin * element;
   for (int count = int(16 / element); count > 1; count /= 2) {
     const auto fits = [count](std::int64_t step) { return step % count == 0; };

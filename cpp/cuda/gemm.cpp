@@ -257,7 +257,8 @@ class Call {
   // Neighbouring blocks often share their pixels.
   void copy_x(const GemmBlock& block) {
     const ColumnBlock& c = block.columns;
-    const std::array<std::int64_t, 4> key{c.n.begin, c.in_d.begin, c.in_h.begin, c.in_w.begin};
+    const std::array<std::int64_t, 7> key{c.n.begin,  c.in_d.begin, c.in_d.end, c.in_h.begin,
+                                          c.in_h.end, c.in_w.begin, c.in_w.end};
     if (key == copied_) return;
     copied_ = key;
     im2col(launch_, x_problem(), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, workspace(plan_.x_at));
@@ -326,7 +327,7 @@ class Call {
   GemmPlan plan_;
   PixelMatrix x_;
   void* handle_ = nullptr;
-  std::array<std::int64_t, 4> copied_{-1, -1, -1, -1};
+  std::array<std::int64_t, 7> copied_{-1};  // the range of samples (its begin) and pixels that lies in the workspace
 };
 
 }  // namespace

@@ -54,8 +54,10 @@ class Planner {
   }
 
   GemmPlan plan(bool list_blocks) {
-    Blocking blocking = choose(options_.chunk_bytes > 0 ? options_.chunk_bytes : options_.workspace_cap);
-    if (total(blocking) > options_.workspace_cap) blocking = choose(options_.workspace_cap);
+    // The aim counts what moves with a block; the rest of the workspace stays as it is.
+    const std::int64_t fixed = plan_.cublas_bytes + weight_bytes(),
+                       aim = options_.chunk_bytes > 0 ? fixed + options_.chunk_bytes : options_.workspace_cap;
+    const Blocking blocking = choose(std::min(aim, options_.workspace_cap));
     plan_.possible = total(blocking) <= options_.workspace_cap;
     lay_out(blocking, plan_);
     if (list_blocks && plan_.possible) list(blocking);
@@ -69,6 +71,11 @@ class Planner {
     const bool taps_dense = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
                             (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h);
     return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
+  }
+
+  std::int64_t weight_bytes() const {
+    if (!plan_.repack_weight) return 0;
+    return aligned(p_.in_channels * out_channels_per_group(p_) * kernel_taps(p_) * element_bytes(p_.dtype));
   }
 
   std::int64_t in_positions(std::int64_t rows) const {
@@ -108,7 +115,7 @@ class Planner {
     const std::int64_t row = plan.flat ? joined : padded(pixels) * b.samples;
     const std::int64_t taps = kernel_taps(p_);
     plan.weight_at = plan.cublas_bytes;
-    plan.x_at = plan.weight_at + (plan.repack_weight ? aligned(p_.in_channels * per_group * taps * size) : 0);
+    plan.x_at = plan.weight_at + weight_bytes();
     plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
     plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;

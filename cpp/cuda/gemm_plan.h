@@ -10,20 +10,6 @@
 
 namespace upfold::cuda {
 
-inline std::int64_t element_bytes(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat16:
-    case Dtype::kBFloat16:
-      return 2;
-    case Dtype::kFloat32:
-      return 4;
-    case Dtype::kFloat64:
-    case Dtype::kComplex64:
-      return 8;
-    default:
-      return 16;
-  }
-}
 inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
 

@@ -42,6 +42,20 @@ void gemm(const Problem& p, const GemmOptions& options, std::uintptr_t x, std::u
   upfold::cuda::gemm({device, stream}, p, options, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)});
 }
 
+void direct(const Problem& p, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+            int config, int device, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::direct({device, stream}, p, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, config);
+}
+
+// (result channels, positions) of each tile choice.
+py::list direct_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::DirectTile& tile : upfold::cuda::direct_tiles())
+    tiles.append(py::make_tuple(tile.channels, tile.pixels));
+  return tiles;
+}
+
 // 12080 -> "12.8"; empty for 0.
 std::string dotted(int version) { return version == 0 ? "" : upfold::concat(version / 1000, ".", version % 1000 / 10); }
 
@@ -81,6 +95,11 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("gemm_workspace_bytes", &upfold::cuda::gemm_workspace_bytes, py::arg("device"), py::arg("problem"), py::arg("options"));
   m.def("gemm", &gemm, py::arg("problem"), py::arg("options"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
         py::arg("workspace"), py::arg("device"), py::arg("stream"));
+  m.def("direct_tiles", &direct_tiles);
+  m.def("direct_fits", &upfold::cuda::direct_fits, py::arg("problem"), py::arg("config"));
+  m.def("direct_workspace_bytes", &upfold::cuda::direct_workspace_bytes, py::arg("problem"), py::arg("config"));
+  m.def("direct", &direct, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+        py::arg("config"), py::arg("device"), py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }

@@ -39,7 +39,8 @@ struct RowsJob {
   std::int32_t row_stride;
   std::int64_t y_n, y_c, y_d, y_h;
   std::int32_t y_w;
-  std::int32_t vector;  // neighbours that one aligned access may move, 1 when nothing is known of the alignment
+  std::int32_t
+      vector;  // neighbours that one aligned access may move: 1 when nothing is known of the alignment, 0 when they lie apart
   Activation activation;
   float slope;
 };

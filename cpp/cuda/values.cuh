@@ -66,4 +66,14 @@ UPFOLD_DEVICE void add(Complex<Real>& sum, Complex<Real> v) {
   sum.im += v.im;
 }
 
+UPFOLD_DEVICE void add_product(float& sum, float a, float b) { sum = fmaf(a, b, sum); }
+UPFOLD_DEVICE void add_product(double& sum, double a, double b) { sum = fma(a, b, sum); }
+template <typename Real>
+UPFOLD_DEVICE void add_product(Complex<Real>& sum, Complex<Real> a, Complex<Real> b) {
+  add_product(sum.re, a.re, b.re);
+  add_product(sum.re, -a.im, b.im);
+  add_product(sum.im, a.re, b.im);
+  add_product(sum.im, a.im, b.re);
+}
+
 }  // namespace upfold::cuda

@@ -24,11 +24,12 @@ FALLBACK = "torch"
 # Of one thread of a 2-core AVX-512 machine (float32); only their proportions matter.
 _CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
 _CPU_BYTES = 8e9  # a second, of memory
-_CPU_COLUMN_BYTES = 4e9  # a second, of columns written by the product and summed by col2im
-_CPU_GEMM_FLOPS = 150e9  # a second, of a deep matrix product
+_CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
+_CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
 _CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
 _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
-_CPU_DIRECT_HALF_ROW = 4.0  # input positions of a row at which it reaches half of that
+_CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
+_CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 
 
 class Settings(NamedTuple):
@@ -202,7 +203,8 @@ def predicted_seconds(name: str, problem: Problem) -> float:
     """Predict the time of a method on one CPU thread from the bytes it moves and the products it takes.
 
     gemm multiplies at the rate of a BLAS but writes and reads its columns; direct has no columns, and multiplies slower, on the
-    short rows of small maps much slower. Threads divide both alike, so that the choice, and with it every bit of the result, does not depend on their number.
+    short rows of small maps much slower. Threads divide both alike, so that the choice, and with it every bit of the result,
+    does not depend on their number.
     """
     element = max(4, DTYPE_BYTES[problem.dtype])
     seconds = _CPU_CALL_SECONDS[name] + problem.bytes / _CPU_BYTES
@@ -213,7 +215,8 @@ def predicted_seconds(name: str, problem: Problem) -> float:
         rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     row = problem.in_size[2]
-    return seconds + problem.flops / (_CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW))
+    weight = problem.in_channels * problem.out_channels_per_group * problem.taps * element
+    return seconds + weight / _CPU_PACK_BYTES + problem.flops / (_CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW))
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,11 @@ LAYERS = {
     "rows without taps": Layer(1, 2, (1, 3, 3), (1, 2, 2), (1, 2, 2), extra=(0, 1, 1)),
     "three axes": Layer(2, 3, (3, 4, 5), (2, 3, 2), (2, 1, 3), (0, 1, 1), (1, 2, 1), (1, 0, 1)),
     "one axis": Layer(3, 4, (1, 1, 37), (1, 1, 16), (1, 1, 8), (0, 0, 4)),
+    "wide rows": Layer(1, 2, (1, 3, 300), (1, 4, 4), (1, 2, 2), (0, 1, 1)),
+    "wide rows of stride 1": Layer(1, 2, (1, 3, 300), (1, 3, 3), pad=(0, 1, 1)),
+    "wide rows of stride 4": Layer(1, 2, (1, 2, 150), (1, 4, 4), (1, 4, 4)),
+    "stride above four": Layer(2, 2, (1, 3, 70), (1, 1, 7), (1, 1, 5), (0, 0, 2)),
+    "many channels": Layer(2, 71, (1, 4, 5), (1, 3, 2), (1, 2, 3), (0, 1, 0)),
     "one pixel": Layer(1, 21, (1, 1, 1), (1, 1, 1)),
     "wide stride": Layer(1, 1, (1, 2, 2), (1, 3, 3), (1, 50_000, 7)),
     "many samples": Layer(70_000, 1, (1, 2, 2), (1, 2, 2), (1, 2, 2)),
@@ -202,19 +207,21 @@ def test_im2col_is_exact(cuda, layer, dtype, column_dtype):
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "padded rows", "every second channel"])
-def test_any_strides_of_the_image(cuda, layout):
-    layer = LAYERS["three axes"]
+@pytest.mark.parametrize("name", ["three axes", "many channels", "wide rows", "k3s1p1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_strides_of_the_image(cuda, layout, name, dtype):
+    layer = LAYERS[name]
     n, c, *spatial = layer.image_shape
     y = {
-        "channels_last": lambda: torch.zeros(n, *spatial, c, device="cuda").permute(0, 4, 1, 2, 3),
-        "padded rows": lambda: torch.zeros(n, c, *spatial[:2], spatial[2] + 3, device="cuda")[..., : spatial[2]],
-        "every second channel": lambda: torch.zeros(n, 2 * c, *spatial, device="cuda")[:, ::2],
+        "channels_last": lambda: torch.zeros(n, *spatial, c, dtype=dtype, device="cuda").permute(0, 4, 1, 2, 3),
+        "padded rows": lambda: torch.zeros(n, c, *spatial[:2], spatial[2] + 3, dtype=dtype, device="cuda")[..., : spatial[2]],
+        "every second channel": lambda: torch.zeros(n, 2 * c, *spatial, dtype=dtype, device="cuda")[:, ::2],
     }[layout]()
-    columns = integers(layer.column_shape, torch.float32)
+    columns = integers(layer.column_shape, dtype)
     col2im(cuda, layer, columns, y)
     expected = image_of(columns, layer)
     assert_same(y, expected)
-    back = torch.empty(layer.column_shape, device="cuda")
+    back = torch.empty(layer.column_shape, dtype=dtype, device="cuda")
     im2col(cuda, layer, y, back)
     assert_same(back, columns_of(expected, layer))
 
@@ -228,6 +235,31 @@ def test_a_block_writes_its_outputs_alone(cuda):
     expected = torch.full(layer.image_shape, 99.0, dtype=torch.float64)
     expected[1:, 2:4, :, 3:9] = image_of(columns, layer)[1:, 2:4, :, 3:9]
     assert_same(y, expected)
+
+
+@pytest.mark.parametrize("channel", [0, 3])
+def test_a_block_of_one_channel_in_a_channels_last_image(cuda, channel):
+    layer = LAYERS["k3s1p1"]
+    columns = integers(layer.column_shape, torch.float32)
+    n, c, *spatial = layer.image_shape
+    y = torch.full((n, *spatial, c), 99.0, device="cuda").permute(0, 4, 1, 2, 3)
+    col2im(cuda, layer, columns[:, channel * layer.taps :], y, oc=(channel, channel + 1))
+    expected = torch.full(layer.image_shape, 99.0, dtype=torch.float64)
+    expected[:, channel] = image_of(columns, layer)[:, channel]
+    assert_same(y, expected)
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=lambda d: str(d).removeprefix("torch."))
+@parametrize_layers
+def test_atomic_additions_are_exact(cuda, layer, dtype):
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    columns, bias = integers(layer.column_shape, wide), integers((layer.channels,), dtype)
+    y = torch.full(layer.image_shape, float("nan"), dtype=dtype, device="cuda")
+    staging = torch.full(layer.image_shape, float("nan"), device="cuda")
+    problem, block = describe(cuda, layer, y), whole_block(cuda, layer, columns)
+    pointers = columns.data_ptr(), bias.data_ptr(), y.data_ptr(), staging.data_ptr()
+    cuda.col2im_atomic(problem, block, *pointers, y.device.index, torch.cuda.current_stream().cuda_stream)
+    assert_same(y, image_of(columns, layer) + bias.cpu().view(1, -1, 1, 1, 1))
 
 
 def test_guard_bands_stay_untouched(cuda):

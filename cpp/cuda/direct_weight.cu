@@ -1,0 +1,280 @@
+// The direct method for the adjoint in w: w[ic, (oc, tap)] = sum over samples and input positions i of x[ic, i] * y[oc, o(i,
+// tap)].
+//
+// A block owns kTileR input channels times kTileC columns (oc, tap) of one group and one part of the positions, counted through
+// all samples; parts are as many as fill a large device and do not depend on the one at hand, so that the same call gives the
+// same bits everywhere. Slices of kPositions positions pass through shared memory, a warp reading one row of neighbours at a
+// time. Each part writes its sums to the workspace, (part, group, ic, column); a second kernel adds the parts in order.
+#include "direct.cuh"
+#include "divide.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kPositions = 32;  // of a slice: the lanes of a warp
+
+struct WeightJob {
+  Divisor in_d, in_h, in_w, kernel_h, kernel_w;
+  Divisor taps, row_tiles, column_tiles, parts;
+  std::uint32_t rows, columns;      // of a group: input channels, output channels * taps
+  std::uint32_t positions, length;  // of all samples, of one part
+  std::int32_t out[3], stride[3], pad[3], dilation[3];
+  std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3];
+};
+
+// Where a lane's position lies: its offset in x, and in y the sample and the output of a tap that displaces nothing.
+struct Position {
+  std::int64_t x, y;
+  std::int32_t o[3];
+  bool live;
+};
+
+UPFOLD_DEVICE Position position_of(const WeightJob& job, std::uint32_t at, std::uint32_t end) {
+  Position p;
+  p.live = at < end;
+  const std::int32_t w = std::int32_t(take(job.in_w, at)), h = std::int32_t(take(job.in_h, at)),
+                     d = std::int32_t(take(job.in_d, at));
+  p.x = at * job.x_n + d * job.x_axis[0] + h * job.x_axis[1] + w * job.x_axis[2];
+  p.y = at * job.y_n;
+  p.o[0] = d * job.stride[0] - job.pad[0], p.o[1] = h * job.stride[1] - job.pad[1], p.o[2] = w * job.stride[2] - job.pad[2];
+  return p;
+}
+
+// A column's output channel, as an offset in y, and how far its tap displaces an output.
+struct WeightColumn {
+  std::int64_t channel;
+  std::int32_t displacement[3];
+};
+
+UPFOLD_DEVICE WeightColumn weight_column(const WeightJob& job, std::uint32_t group, std::uint32_t column) {
+  std::uint32_t oc = column;
+  std::uint32_t tap = take(job.taps, oc);
+  const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
+  const std::int64_t channels = job.columns / job.taps.value;
+  return {(group * channels + oc) * job.y_c, {std::int32_t(tap) * job.dilation[0], kh * job.dilation[1], kw * job.dilation[2]}};
+}
+
+template <typename Value, int kTileR, int kTileC, int kR, int kC>
+__global__ void __launch_bounds__(kDirectThreads) weight_kernel(const WeightJob job, const Value* __restrict__ x,
+                                                                const Value* __restrict__ y, Sum<Value>* __restrict__ partial) {
+  using Total = Sum<Value>;
+  constexpr int kSlice = sizeof(Total) == 16 ? kPositions / 2 : kPositions;  // positions of one pass through shared memory
+  constexpr int kColumnThreads = kTileC / kC, kWarps = kDirectThreads / 32;
+  static_assert(kTileR / kR * kColumnThreads == kDirectThreads, "a tile is shared out to the threads of a block");
+  // One more element a row, so that lanes that write neighbouring positions of one channel do not meet in one bank.
+  __shared__ Total xs[kSlice][kTileR + 1], ys[kSlice][kTileC + 1];
+  __shared__ WeightColumn columns[kTileC];
+  const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warp = tid / 32;
+  std::uint32_t rest = blockIdx.x;
+  const std::uint32_t column0 = take(job.column_tiles, rest) * kTileC, row0 = take(job.row_tiles, rest) * kTileR;
+  const std::uint32_t part = take(job.parts, rest), group = rest;
+  const std::uint32_t begin = part * job.length, limit = begin + job.length;
+  const std::uint32_t end = limit < job.positions ? limit : job.positions;
+  if (tid < kTileC && column0 + tid < job.columns) columns[tid] = weight_column(job, group, column0 + std::uint32_t(tid));
+  const Value* const planes = x + (std::int64_t(group) * job.rows + row0) * job.x_c;
+  const std::int32_t rows = job.rows - row0 < kTileR ? std::int32_t(job.rows - row0) : kTileR;
+  const std::int32_t used = job.columns - column0 < kTileC ? std::int32_t(job.columns - column0) : kTileC;
+  const std::int32_t own_row = tid / kColumnThreads * kR, own_column = tid % kColumnThreads;
+  Total sums[kR][kC] = {};
+  for (std::uint32_t at = begin; at < end; at += kSlice) {
+    __syncthreads();  // columns is complete, and everyone has left the slice before
+    const Position p = position_of(job, at + std::uint32_t(lane), end);
+    if (lane < kSlice) {
+      for (std::int32_t row = warp; row < kTileR; row += kWarps) {
+        xs[lane][row] = p.live && row < rows ? widen(planes[p.x + row * job.x_c]) : Total{};
+      }
+      for (std::int32_t column = warp; column < kTileC; column += kWarps) {
+        Total value{};
+        if (p.live && column < used) {
+          const WeightColumn& c = columns[column];
+          const std::int32_t od = p.o[0] + c.displacement[0], oh = p.o[1] + c.displacement[1], ow = p.o[2] + c.displacement[2];
+          const bool inside = std::uint32_t(od) < std::uint32_t(job.out[0]) && std::uint32_t(oh) < std::uint32_t(job.out[1]) &&
+                              std::uint32_t(ow) < std::uint32_t(job.out[2]);
+          if (inside) value = widen(y[p.y + c.channel + od * job.y_axis[0] + oh * job.y_axis[1] + ow * job.y_axis[2]]);
+        }
+        ys[lane][column] = value;
+      }
+    }
+    __syncthreads();  // the slice is complete
+#pragma unroll 8
+    for (int k = 0; k < kSlice; ++k) {
+      Total a[kR], b[kC];
+#pragma unroll
+      for (int i = 0; i < kR; ++i) a[i] = xs[k][own_row + i];
+#pragma unroll
+      for (int j = 0; j < kC; ++j) b[j] = ys[k][own_column + j * kColumnThreads];
+#pragma unroll
+      for (int i = 0; i < kR; ++i)
+#pragma unroll
+        for (int j = 0; j < kC; ++j) add_product(sums[i][j], a[i], b[j]);
+    }
+  }
+  const std::int64_t groups = gridDim.x / (job.column_tiles.value * job.row_tiles.value * job.parts.value);
+  Total* const to = partial + ((part * groups + group) * job.rows + row0) * job.columns + column0;
+#pragma unroll
+  for (int i = 0; i < kR; ++i) {
+#pragma unroll
+    for (int j = 0; j < kC; ++j) {
+      const std::int32_t column = own_column + j * kColumnThreads;
+      if (own_row + i < rows && column < used) to[std::int64_t(own_row + i) * job.columns + column] = sums[i][j];
+    }
+  }
+}
+
+// w from the sums of the parts, in order; one element a thread.
+struct ReduceJob {
+  std::uint32_t elements, parts;
+  Divisor channels, taps, kernel_h, kernel_w;  // output channels of a group
+  std::int64_t w_n, w_c, w_d, w_h, w_w;
+};
+
+template <typename Value>
+__global__ void __launch_bounds__(kDirectThreads)
+    reduce_kernel(const ReduceJob job, const Sum<Value>* __restrict__ partial, Value* w) {
+  const std::uint32_t i = blockIdx.x * kDirectThreads + threadIdx.x;
+  if (i >= job.elements) return;
+  Sum<Value> sum{};
+  for (std::uint32_t part = 0; part < job.parts; ++part) add(sum, partial[std::int64_t(part) * job.elements + i]);
+  std::uint32_t rest = i;
+  std::uint32_t tap = take(job.taps, rest);
+  const std::uint32_t oc = take(job.channels, rest), kw = take(job.kernel_w, tap), kh = take(job.kernel_h, tap);
+  w[rest * job.w_n + oc * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w] = Narrow<Value>::from(sum);
+}
+
+// The tiles: kTileR, kTileC, kR, kC; the second for groups of few input channels.
+#define UPFOLD_WEIGHT_TILES(DO, type) \
+  DO(0, type, 64, 64, 4, 4)           \
+  DO(1, type, 4, 64, 1, 1)
+
+#define UPFOLD_INSTANTIATE_TILE(index, Value, kTileR, kTileC, kR, kC) \
+  template __global__ void weight_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, Sum<Value>*);
+#define UPFOLD_INSTANTIATE(dtype, Value)                                                     \
+  template __global__ void reduce_kernel<Value>(const ReduceJob, const Sum<Value>*, Value*); \
+  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, Value)
+UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "api.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kBlocksWanted = 1056;                   // eight for each of an H200's 132 multiprocessors
+constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
+constexpr std::int64_t kLeastLength = 8 * kPositions;          // positions of a part
+
+struct Tile {
+  std::int64_t rows, columns;
+};
+constexpr Tile kTiles[] = {
+#define UPFOLD_TILE(index, type, kTileR, kTileC, kR, kC) {kTileR, kTileC},
+    UPFOLD_WEIGHT_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+};
+constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
+
+std::int64_t sum_bytes(Dtype dtype) { return std::max<std::int64_t>(4, element_bytes(dtype)); }
+std::int64_t weight_elements(const Problem& p) { return p.in_channels * out_channels_per_group(p) * kernel_taps(p); }
+
+struct Split {
+  std::int64_t tiles, length, parts;
+};
+
+Split split_of(const Problem& p, int config) {
+  const Tile& tile = kTiles[std::min(config, kTileCount - 1)];
+  const std::int64_t columns = out_channels_per_group(p) * kernel_taps(p), positions = p.batch * in_pixels(p);
+  const std::int64_t tiles = ceil_div(in_channels_per_group(p), tile.rows) * ceil_div(columns, tile.columns) * p.groups;
+  const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (weight_elements(p) * sum_bytes(p.dtype)));
+  const std::int64_t wanted = std::min(std::max<std::int64_t>(1, kBlocksWanted / tiles), fit);
+  const std::int64_t length = std::max(ceil_div(ceil_div(positions, wanted), kPositions) * kPositions, kLeastLength);
+  return {tiles, length, ceil_div(positions, length)};
+}
+
+WeightJob weight_job(const Problem& p, int config) {
+  const Split split = split_of(p, config);
+  const Tile& tile = kTiles[std::min(config, kTileCount - 1)];
+  WeightJob job{};
+  job.in_d = make_divisor(p.in_d), job.in_h = make_divisor(p.in_h), job.in_w = make_divisor(p.in_w);
+  job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(kernel_taps(p));
+  job.rows = std::uint32_t(in_channels_per_group(p)), job.columns = std::uint32_t(out_channels_per_group(p) * kernel_taps(p));
+  job.row_tiles = make_divisor(ceil_div(job.rows, tile.rows)),
+  job.column_tiles = make_divisor(ceil_div(job.columns, tile.columns));
+  job.parts = make_divisor(split.parts);
+  job.positions = std::uint32_t(p.batch * in_pixels(p)), job.length = std::uint32_t(split.length);
+  int i = 0;
+  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
+    job.out[i] = std::int32_t(a.out), job.stride[i] = std::int32_t(a.stride), job.pad[i] = std::int32_t(a.pad);
+    job.dilation[i++] = std::int32_t(a.dilation);
+  }
+  job.x_n = p.x.n, job.x_c = p.x.c, job.y_n = p.y.n, job.y_c = p.y.c;
+  job.x_axis[0] = p.x.d, job.x_axis[1] = p.x.h, job.x_axis[2] = p.x.w;
+  job.y_axis[0] = p.y.d, job.y_axis[1] = p.y.h, job.y_axis[2] = p.y.w;
+  return job;
+}
+
+template <typename Value>
+void run(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {
+  const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
+  const auto partial = static_cast<Sum<Value>*>(operands.workspace);
+  const Split split = split_of(p, config);
+  const WeightJob job = weight_job(p, config);
+  const unsigned blocks = unsigned(split.tiles * split.parts);
+  switch (std::min(config, kTileCount - 1)) {
+#define UPFOLD_RUN(index, type, kTileR, kTileC, kR, kC)                                                                       \
+  case index:                                                                                                                 \
+    launch_kernel("direct", weight_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial); \
+    break;
+    UPFOLD_WEIGHT_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+  }
+  const std::int64_t elements = weight_elements(p);
+  const ReduceJob reduce{std::uint32_t(elements),
+                         std::uint32_t(split.parts),
+                         make_divisor(out_channels_per_group(p)),
+                         make_divisor(kernel_taps(p)),
+                         make_divisor(p.kernel_h),
+                         make_divisor(p.kernel_w),
+                         p.w.n,
+                         p.w.c,
+                         p.w.d,
+                         p.w.h,
+                         p.w.w};
+  launch_kernel("direct", reduce_kernel<Value>, launch, unsigned(ceil_div(elements, kDirectThreads)), kDirectThreads, reduce,
+                static_cast<const Sum<Value>*>(partial), static_cast<Value*>(operands.w));
+}
+
+}  // namespace
+
+bool direct_weight_fits(const Problem& p, int config) {
+  if (config < 0) return false;
+  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
+    if (std::max({a.in, a.out, a.kernel, a.stride, a.pad, a.dilation}) > kDirectMost) return false;
+    if (a.in > kDirectMost / a.stride || a.kernel > kDirectMost / a.dilation) return false;
+  }
+  if (p.batch == 0) return true;
+  const std::int64_t positions = p.batch * in_pixels(p);
+  if (positions > kDirectMost || weight_elements(p) > kDirectMost) return false;
+  const Split split = split_of(p, config);
+  return split.tiles * split.parts <= kDirectMost;
+}
+
+std::int64_t direct_weight_bytes(const Problem& p, int config) {
+  return split_of(p, config).parts * weight_elements(p) * sum_bytes(p.dtype);
+}
+
+void direct_weight(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {
+  switch (p.dtype) {
+#define UPFOLD_CASE(dtype, Value) \
+  case Dtype::dtype:              \
+    return run<Value>(launch, p, operands, config);
+    UPFOLD_DIRECT_TYPES(UPFOLD_CASE)
+#undef UPFOLD_CASE
+  }
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,240 @@
+// A program without torch and Python that runs every kernel of api.h on random geometry between guard bands and compares with
+// loops on the host: for compute-sanitizer, which sees nothing inside a caching allocator's segments.
+//
+//   smoke [seconds] [seed]
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <random>
+#include <vector>
+
+#include "api.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kGuard = 256;  // bytes before and behind every tensor, checked after the call
+constexpr unsigned char kGuardByte = 0xa5;
+
+// A float32 tensor on the device with guard bands, allocated for itself alone.
+class Buffer {
+ public:
+  explicit Buffer(std::int64_t bytes) : bytes_(bytes) {
+    check(cudaMalloc(&base_, std::size_t(bytes + 2 * kGuard)), "cudaMalloc");
+    check(cudaMemset(base_, kGuardByte, std::size_t(bytes + 2 * kGuard)), "cudaMemset");
+  }
+  ~Buffer() { cudaFree(base_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return static_cast<char*>(base_) + kGuard; }
+  void upload(const std::vector<float>& values) {
+    check(cudaMemcpy(data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  std::vector<float> download() const {
+    std::vector<float> values(std::size_t(bytes_) / sizeof(float));
+    check(cudaMemcpy(values.data(), data(), std::size_t(bytes_), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+  bool guards_hold() const {
+    std::vector<unsigned char> bands(std::size_t(2 * kGuard));
+    check(cudaMemcpy(bands.data(), base_, kGuard, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(cudaMemcpy(bands.data() + kGuard, static_cast<char*>(data()) + bytes_, kGuard, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    for (const unsigned char byte : bands) {
+      if (byte != kGuardByte) return false;
+    }
+    return true;
+  }
+
+ private:
+  void* base_ = nullptr;
+  std::int64_t bytes_;
+};
+
+using Random = std::mt19937;
+std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
+  return values.begin()[std::uniform_int_distribution<std::size_t>(0, values.size() - 1)(random)];
+}
+
+Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bool channels_last) {
+  if (channels_last) return {c * d * h * w, 1, c * h * w, c * w, c};
+  return {c * d * h * w, d * h * w, h * w, w, 1};
+}
+
+Problem random_problem(Random& random) {
+  Problem p{};
+  for (;;) {
+    p.dtype = Dtype::kFloat32, p.activation = Activation::kNone;
+    p.batch = pick(random, {1, 2, 5}), p.groups = pick(random, {1, 1, 2, 3});
+    p.in_channels = p.groups * pick(random, {1, 3, 8, 20}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40});
+    std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
+    std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
+    std::int64_t* const kernel[] = {&p.kernel_d, &p.kernel_h, &p.kernel_w};
+    std::int64_t* const stride[] = {&p.stride_d, &p.stride_h, &p.stride_w};
+    std::int64_t* const pad[] = {&p.pad_d, &p.pad_h, &p.pad_w};
+    std::int64_t* const dilation[] = {&p.dilation_d, &p.dilation_h, &p.dilation_w};
+    const std::int64_t axes = pick(random, {1, 2, 2, 3});
+    bool possible = true;
+    for (int i = 0; i < 3; ++i) {
+      const bool used = i >= 3 - axes;
+      *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8}) : 1, *kernel[i] = used ? pick(random, {1, 2, 3, 4}) : 1;
+      *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
+      *pad[i] = used ? pick(random, {0, 0, 1, 2}) : 0;
+      *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
+      possible = possible && *out[i] >= 1;
+    }
+    if (!possible || p.batch * in_pixels(p) * p.out_channels * kernel_taps(p) > 100000) continue;
+    p.x = dense(p.in_channels, p.in_d, p.in_h, p.in_w, pick(random, {0, 0, 1}) != 0);
+    p.w = dense(out_channels_per_group(p), p.kernel_d, p.kernel_h, p.kernel_w, pick(random, {0, 0, 1}) != 0);
+    p.y = dense(p.out_channels, p.out_d, p.out_h, p.out_w, pick(random, {0, 0, 1}) != 0);
+    return p;
+  }
+}
+
+std::vector<float> integers(Random& random, std::int64_t count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = float(int(random() % 3) - 1);
+  return values;
+}
+
+// Calls body(offset in x, offset in w, offset in y) for every product of the problem.
+template <typename Body>
+void products(const Problem& p, Body body) {
+  const std::int64_t per_in = in_channels_per_group(p), per_out = out_channels_per_group(p);
+  const auto each = [](std::int64_t count, auto inner) {
+    for (std::int64_t i = 0; i < count; ++i) inner(i);
+  };
+  const Axis d = axis_d(p), h = axis_h(p), w = axis_w(p);
+  const auto row = [&](std::int64_t x, std::int64_t weight, std::int64_t y) {
+    each(w.in, [&](std::int64_t iw) {
+      each(w.kernel, [&](std::int64_t kw) {
+        const std::int64_t ow = output_of(w, iw, kw);
+        if (ow >= 0 && ow < w.out) body(x + iw * p.x.w, weight + kw * p.w.w, y + ow * p.y.w);
+      });
+    });
+  };
+  const auto plane = [&](std::int64_t x, std::int64_t weight, std::int64_t y) {
+    each(h.in, [&](std::int64_t ih) {
+      each(h.kernel, [&](std::int64_t kh) {
+        const std::int64_t oh = output_of(h, ih, kh);
+        if (oh >= 0 && oh < h.out) row(x + ih * p.x.h, weight + kh * p.w.h, y + oh * p.y.h);
+      });
+    });
+  };
+  const auto volume = [&](std::int64_t x, std::int64_t weight, std::int64_t y) {
+    each(d.in, [&](std::int64_t id) {
+      each(d.kernel, [&](std::int64_t kd) {
+        const std::int64_t od = output_of(d, id, kd);
+        if (od >= 0 && od < d.out) plane(x + id * p.x.d, weight + kd * p.w.d, y + od * p.y.d);
+      });
+    });
+  };
+  each(p.batch, [&](std::int64_t n) {
+    each(p.in_channels, [&](std::int64_t ic) {
+      each(per_out, [&](std::int64_t oc) {
+        volume(n * p.x.n + ic * p.x.c, ic * p.w.n + oc * p.w.c, n * p.y.n + (ic / per_in * per_out + oc) * p.y.c);
+      });
+    });
+  });
+}
+
+struct Tally {
+  long runs = 0, failures = 0;
+};
+
+// Runs `call` on fresh buffers and compares the operand that the operator writes with loops on the host, bit for bit: sums of
+// products of -1, 0 and 1 are exact.
+template <typename Function>
+void compare(const char* name, const Problem& p, Random& random, std::int64_t workspace_bytes, Tally& tally, Function call) {
+  const std::int64_t counts[3] = {p.batch * p.in_channels * in_pixels(p),
+                                  p.in_channels * out_channels_per_group(p) * kernel_taps(p),
+                                  p.batch * p.out_channels * out_pixels(p)};
+  const int written = p.op == Operator::kConvTranspose ? 2 : p.op == Operator::kConv ? 0 : 1;
+  std::vector<float> values[3] = {integers(random, counts[0]), integers(random, counts[1]), integers(random, counts[2])};
+  const std::vector<float> bias = integers(random, p.out_channels);
+  Buffer x(counts[0] * 4), w(counts[1] * 4), y(counts[2] * 4), b(p.out_channels * 4), workspace(workspace_bytes);
+  Buffer* const buffers[3] = {&x, &w, &y};
+  for (int i = 0; i < 3; ++i) {
+    if (i != written) buffers[i]->upload(values[i]);
+  }
+  b.upload(bias);
+  std::vector<float>& expected = values[written];
+  for (float& value : expected) value = 0.0f;
+  products(p, [&](std::int64_t ix, std::int64_t iw, std::int64_t iy) {
+    const std::size_t at[3] = {std::size_t(ix), std::size_t(iw), std::size_t(iy)};
+    expected[at[written]] += values[(written + 1) % 3][at[(written + 1) % 3]] * values[(written + 2) % 3][at[(written + 2) % 3]];
+  });
+  if (p.op == Operator::kConvTranspose) {
+    for (std::int64_t n = 0; n < p.batch; ++n)
+      for (std::int64_t oc = 0; oc < p.out_channels; ++oc)
+        for (std::int64_t i = 0; i < out_pixels(p); ++i) {
+          const std::int64_t step = p.y.c == 1 && p.out_channels > 1 ? p.out_channels : 1;
+          expected[std::size_t(n * p.y.n + oc * p.y.c + i * step)] += bias[std::size_t(oc)];
+        }
+  }
+  call(x.data(), w.data(), b.data(), y.data(), workspace.data());
+  check(cudaDeviceSynchronize(), name);
+  const std::vector<float> got = buffers[written]->download();
+  bool same = got == expected;
+  const bool held = x.guards_hold() && w.guards_hold() && y.guards_hold() && b.guards_hold() && workspace.guards_hold();
+  ++tally.runs;
+  if (same && held) return;
+  ++tally.failures;
+  std::printf("%s of operator %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
+              name, int(p.op), same ? "a guard band was written" : "wrong values", (long long)p.batch, (long long)p.in_channels,
+              (long long)p.out_channels, (long long)p.groups, (long long)p.in_d, (long long)p.in_h, (long long)p.in_w,
+              (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
+}
+
+void run_one(Random& random, bool with_gemm, Tally& tally) {
+  const Launch launch{0, 0};
+  Problem p = random_problem(random);
+  for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
+    p.op = op;
+    for (int config = 0; config < int(direct_tiles().size()); ++config) {
+      if (!direct_fits(p, config)) continue;
+      compare("direct", p, random, direct_workspace_bytes(p, config), tally,
+              [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
+    }
+    if (!with_gemm) continue;
+    for (const bool atomic : {false, true}) {
+      if (atomic && op != Operator::kConvTranspose) continue;
+      const GemmOptions options{pick(random, {64 << 20, 1 << 20, 100000}), 0, false, atomic};
+      const std::int64_t bytes = gemm_workspace_bytes(0, p, options);
+      if (bytes < 0) continue;
+      compare(atomic ? "gemm_atomic" : "gemm", p, random, bytes, tally,
+              [&](void* x, void* w, void* b, void* y, void* space) { gemm(launch, p, options, {x, w, b, y, space}); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace upfold::cuda
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
+  std::mt19937 random(argc > 2 ? unsigned(std::atoi(argv[2])) : 1u);
+  const upfold::cuda::Info found = upfold::cuda::info();
+  if (found.devices.empty()) {
+    std::printf("no GPU: %s\n", found.no_device_reason.c_str());
+    return 2;
+  }
+  bool with_gemm = true;
+  try {
+    upfold::cuda::gemm_prepare(0);
+  } catch (const std::exception& error) {
+    std::printf("gemm is left out: %s\n", error.what());
+    with_gemm = false;
+  }
+  upfold::cuda::Tally tally;
+  const std::time_t begin = std::time(nullptr);
+  do {
+    upfold::cuda::run_one(random, with_gemm, tally);
+  } while (std::difftime(std::time(nullptr), begin) < seconds);
+  std::printf("%ld runs, %ld failures\n", tally.runs, tally.failures);
+  return tally.failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,148 @@
+"""The CUDA module's side of `gemm`, `gemm_atomic` and `direct`: why it refuses, its tile choices, its scratch, its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from .. import native
+from ..problem import Operator, Problem
+from .base import Tensors
+
+# Blocks of columns that stay in the second-level cache of a large device between the product and col2im.
+_CACHED_BLOCK_BYTES = 24 << 20
+# What a tile of the direct kernel reaches of the device's multiply-add rate, by its result channels.
+_TILE_EFFICIENCY = {128: 1.0, 64: 1.0, 16: 0.6, 4: 0.3, 1: 0.1}
+# Input channels of a group from which the weight gradient's large tile wastes less than its small one.
+_LARGE_WEIGHT_TILE = 8
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the CUDA kernels do not run on this device, or None."""
+    if device.type != "cuda":
+        return f"no kernel exists for {device.type} yet"
+    return native.load_cuda()[1]
+
+
+def _module() -> Any:
+    module, reason = native.load_cuda()
+    if module is None:
+        raise ImportError(reason)
+    return module
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _pointers(tensors: Tensors, workspace: torch.Tensor | None) -> tuple[int, int, int, int, int]:
+    x, w, bias, y = tensors
+    return (
+        x.data_ptr(),
+        w.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        0 if workspace is None else workspace.data_ptr(),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _gemm_options(problem: Problem, config: int, atomic: bool) -> Any:
+    chunk_bytes = _CACHED_BLOCK_BYTES if config == 1 else 0
+    return _module().GemmOptions(
+        workspace_cap=problem.workspace_cap, chunk_bytes=chunk_bytes, allow_tf32=problem.allow_tf32, atomic=atomic
+    )
+
+
+def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) -> str | None:
+    """Say why the matrix product and its columns cannot run, or None."""
+    reason = missing(device)
+    if reason is not None:
+        return reason
+    if not _module().info()["cublas_version"]:
+        return f"no cuBLAS was found: {_module().info()['cublas_reason']}"
+    if atomic and problem.operator is not Operator.CONV_TRANSPOSE:
+        return "its adjoints have no columns to add up; gemm computes them"
+    if gemm_workspace_bytes(problem, device, 0, atomic) < 0:
+        return (
+            f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the smallest block of columns; raise "
+            "UPFOLD_WORKSPACE_MB or use(workspace_mb=...)"
+        )
+    return None
+
+
+def gemm_configs() -> Sequence[int]:
+    """0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache."""
+    return (0, 1)
+
+
+def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, atomic: bool = False) -> int:
+    """Scratch of a call, in bytes, or -1 where the cap is too small. Also readies cuBLAS, so that no later call has to."""
+    module = _module()
+    if problem.batch:
+        module.gemm_prepare(_index(device))
+    needed: int = module.gemm_workspace_bytes(_index(device), problem.cuda, _gemm_options(problem, config, atomic))
+    return needed
+
+
+def run_gemm(
+    problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int, atomic: bool = False
+) -> None:
+    """Enqueue the products and the column kernels."""
+    options = _gemm_options(problem, config, atomic)
+    _module().gemm(problem.cuda, options, *_pointers(tensors, workspace), tensors.x.get_device(), stream)
+
+
+def reject_direct(problem: Problem, device: torch.device) -> str | None:
+    """Say why the direct kernel cannot run, or None."""
+    reason = missing(device)
+    if reason is not None:
+        return reason
+    configs = direct_configs(problem, device)
+    if not configs:
+        return "a size or a count of positions is beyond 2^30"
+    needed = direct_workspace_bytes(problem, configs[0])
+    if needed > problem.workspace_cap:
+        return f"its copy of the weight takes {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
+    return None
+
+
+def direct_configs(problem: Problem, device: torch.device) -> Sequence[int]:
+    """The tiles that fit, least predicted time first: waves of blocks times the work of one."""
+    return _direct_configs(problem, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@lru_cache(maxsize=4096)
+def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
+    module = _module()
+    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+        order = (0, 1) if problem.in_channels_per_group >= _LARGE_WEIGHT_TILE else (1, 0)
+        return tuple(config for config in order if module.direct_fits(problem.cuda, config))
+    if problem.operator is Operator.CONV_TRANSPOSE:
+        channels = problem.out_channels_per_group
+        phases = prod(min(s, o) for s, o in zip(problem.stride, problem.out_size))
+        positions = problem.batch * prod(-(-o // s) for s, o in zip(problem.stride, problem.out_size))
+    else:
+        channels, phases, positions = problem.in_channels_per_group, 1, problem.batch * problem.in_pixels
+    costs = {}
+    for config, (tile_channels, tile_positions) in enumerate(module.direct_tiles()):
+        if module.direct_fits(problem.cuda, config):
+            blocks = problem.groups * phases * -(-channels // tile_channels) * -(-positions // tile_positions)
+            waves = -(-blocks // (2 * multiprocessors))
+            costs[config] = waves * tile_channels * tile_positions / _TILE_EFFICIENCY[tile_channels]
+    return tuple(sorted(costs, key=lambda config: costs[config]))
+
+
+def direct_workspace_bytes(problem: Problem, config: int) -> int:
+    """Scratch of a call, in bytes."""
+    needed: int = _module().direct_workspace_bytes(problem.cuda, config)
+    return needed
+
+
+def run_direct(problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
+    """Enqueue the kernels of `problem.operator`."""
+    _module().direct(problem.cuda, *_pointers(tensors, workspace), config, tensors.x.get_device(), stream)

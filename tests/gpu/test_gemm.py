@@ -1,0 +1,111 @@
+"""What gemm promises on a GPU beyond its numbers, which the shared suite checks: streams, captures, memory, repeatable bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import upfold
+from gpu import missing
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+if "gemm" not in upfold.algorithms():
+    pytest.skip("this build has no gemm", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+
+
+def operands(device: torch.device, dtype: torch.dtype = torch.float32, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """A deep product with a small result, for which cuBLAS splits the sum and needs its workspace."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(batch, 2048, 4, 4, generator=generator).to(device, dtype)
+    w = torch.randn(2048, 8, 4, 4, generator=generator).to(device, dtype)
+    return x, w
+
+
+def gemm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return upfold.conv_transpose2d(x, w, stride=2, padding=1, algorithm="gemm")
+
+
+def test_two_streams_of_one_thread_do_not_share_scratch(device):
+    x, w = operands(device)
+    inputs = [x * (i + 1) for i in range(4)]
+    with torch.no_grad():
+        expected = [gemm(value, w) for value in inputs]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        results = []
+        for number in range(1000):
+            with torch.cuda.stream(streams[number % 2]):
+                results.append(gemm(inputs[number % 4], w))
+        torch.cuda.synchronize()
+    assert all(torch.equal(result, expected[number % 4]) for number, result in enumerate(results))
+
+
+FIRST_CALL_IN_A_CAPTURE = """
+import torch, upfold
+x = torch.ones(2, 64, 8, 8, device="cuda")
+w = torch.ones(64, 32, 4, 4, device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.no_grad(), torch.cuda.graph(graph):
+    y = upfold.conv_transpose2d(x, w, stride=2, padding=1, algorithm="gemm")
+graph.replay()
+torch.cuda.synchronize()
+inner = y[:, :, 2:-2, 2:-2]
+assert (inner == 4 * 64).all(), inner
+print("captured")
+"""
+
+
+def test_the_first_call_of_a_process_may_be_captured():
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL_IN_A_CAPTURE], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "captured", done.stderr
+
+
+def test_a_replay_follows_the_operands(device):
+    x, w = operands(device)
+    with torch.no_grad():
+        gemm(x, w)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = gemm(x, w)
+        x.mul_(-2)
+        w.add_(1)
+        graph.replay()
+        assert torch.equal(y, gemm(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extra_memory_stays_under_the_cap(device, dtype):
+    x = torch.randn(8, 64, 128, 128, device=device, dtype=dtype)
+    w = torch.randn(64, 64, 4, 4, device=device, dtype=dtype)
+    with torch.no_grad(), upfold.use(workspace_mb=64):
+        whole = gemm(x, w)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = gemm(x, w)
+        peak = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    assert torch.equal(y, whole)
+    assert peak <= 64 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_the_same_bits_again(device, dtype):
+    x, w = operands(device, dtype)
+    with torch.no_grad():
+        assert torch.equal(gemm(x, w), gemm(x, w))
+
+
+def test_float32_is_rounded_to_tf32_only_where_torch_allows_it(device):
+    x, w = operands(device)
+    exact = torch.nn.functional.conv_transpose2d(x.double().cpu(), w.double().cpu(), stride=2, padding=1)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        error = (gemm(x, w).cpu() - exact).abs().max() / exact.abs().max()
+    assert error < 2e-6
