@@ -24,7 +24,8 @@ DTYPES = (*REAL_DTYPES, torch.complex64, torch.complex128)
 # Integers up to this size have no rounding error in the type.
 LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.complex64: 2**24}
 # `torch` is the peer to fall back on, not a method of ours.
-ALGORITHMS = tuple(name for name in upfold.algorithms() if name != "torch")
+# gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); torch is the peer.
+ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -58,7 +58,7 @@ BAD = {
     "dtypes differ": (lambda: deconv(w=W.double()), r"weight\.dtype = torch\.float64.*torch\.float32"),
     "dtype of bias": (lambda: deconv(b=B.half()), r"bias\.dtype = torch\.float16.*torch\.float32"),
     "integers": (lambda: deconv(X.long(), W.long(), B.long()), r"dtype = torch\.int64"),
-    "devices differ": (lambda: deconv(w=W.to("meta")), r"weight is on meta but input is on cpu"),
+    "devices differ": (lambda: deconv(w=W.to("meta")), r"weight\.device = meta but input is on cpu; they must match"),
     "device of bias": (lambda: deconv(b=B.to("meta")), r"bias is on meta but input is on cpu"),
     "unknown algorithm": (
         lambda: deconv(algorithm="winograd"),

@@ -24,7 +24,7 @@ def fold(
     columns: torch.Tensor, output_size: IntOrInts, arguments: BlockArguments, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Sum sliding blocks, (batch, channels * taps, blocks), into (batch, channels, output_size...)."""
-    ndim = axes_of(output_size)
+    ndim = axes_of("output_size", output_size)
     kernel, geometry = block_geometry(ndim, *arguments)
     shape, blocks = fold_shape(columns.shape, per_axis("output_size", output_size, ndim), kernel, geometry)
     check_operands(input=columns, out=out)
@@ -41,7 +41,7 @@ def fold(
 
 def unfold(image: torch.Tensor, arguments: BlockArguments, out: torch.Tensor | None = None) -> torch.Tensor:
     """Lay sliding blocks of (batch, channels, spatial...) out as (batch, channels * taps, blocks)."""
-    kernel, geometry = block_geometry(axes_of(arguments[0]), *arguments)
+    kernel, geometry = block_geometry(axes_of("kernel_size", arguments[0]), *arguments)
     shape, blocks = unfold_shape(image.shape, kernel, geometry)
     check_operands(input=image, out=out)
     columns = _result(image, shape, out)
@@ -54,11 +54,11 @@ def unfold(image: torch.Tensor, arguments: BlockArguments, out: torch.Tensor | N
     return columns
 
 
-def axes_of(sizes: IntOrInts) -> int:
+def axes_of(name: str, sizes: IntOrInts) -> int:
     """Number of spatial axes that an `output_size` or a `kernel_size` speaks of: an integer means 2, as in torch."""
     ndim = 2 if isinstance(sizes, (int, torch.SymInt)) else len(sizes)
     if not 1 <= ndim <= 3:
-        raise InvalidArgument(f"{sizes} names {ndim} axes; fold and unfold know 1, 2 and 3")
+        raise InvalidArgument(f"{name} = {sizes}; must name 1, 2 or 3 axes; got {ndim}")
     return ndim
 
 

@@ -14,22 +14,16 @@ from typing import Any, NamedTuple
 import torch
 
 from .algorithms import REGISTRY, Algorithm
+from .cost import predicted_seconds
 from .geometry import InvalidArgument
-from .problem import DTYPE_BYTES, Problem
+from .problem import Problem
 
 _DEFAULT_WORKSPACE_MB = {"cpu": 64.0}
 _DEFAULT_WORKSPACE_MB_GPU = 256.0
+# By name only: gemm_atomic gives other bits on every run, torch is the peer.
+_NEVER_CHOSEN = ("gemm_atomic", "torch")
 # The algorithm that stands in where none of ours runs.
 FALLBACK = "torch"
-# Of one thread of a 2-core AVX-512 machine (float32); only their proportions matter.
-_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
-_CPU_BYTES = 8e9  # a second, of memory
-_CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
-_CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
-_CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
-_CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
-_CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
-_CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 
 
 class Settings(NamedTuple):
@@ -171,7 +165,7 @@ def _others(problem: Problem, device: torch.device, refused: str) -> str:
 
 def _planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason: str) -> Plan:
     config = algorithm.configs(problem, device)[0]
-    return Plan(algorithm.name, config, algorithm.workspace_bytes(problem, config), reason)
+    return Plan(algorithm.name, config, algorithm.workspace_bytes(problem, config, device), reason)
 
 
 @lru_cache(maxsize=4096)
@@ -179,11 +173,11 @@ def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> P
     refusals: dict[str, str] = {}
     costs: dict[str, float] = {}
     for name, algorithm in REGISTRY.items():
-        if name == FALLBACK:
+        if name in _NEVER_CHOSEN:
             continue
         refusal = algorithm.reject(problem, device)
         if refusal is None:
-            costs[name] = predicted_seconds(name, problem)
+            costs[name] = predicted_seconds(name, problem, device)
         else:
             refusals[name] = refusal
     if costs:
@@ -197,26 +191,6 @@ def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> P
         )
     warnings.warn(f"upfold runs torch's own operator: {listed}", RuntimeWarning, stacklevel=2)
     return _planned(REGISTRY[FALLBACK], problem, device, f"every other algorithm refuses: {listed}")
-
-
-def predicted_seconds(name: str, problem: Problem) -> float:
-    """Predict the time of a method on one CPU thread from the bytes it moves and the products it takes.
-
-    gemm multiplies at the rate of a BLAS but writes and reads its columns; direct has no columns, and multiplies slower, on the
-    short rows of small maps much slower. Threads divide both alike, so that the choice, and with it every bit of the result,
-    does not depend on their number.
-    """
-    element = max(4, DTYPE_BYTES[problem.dtype])
-    seconds = _CPU_CALL_SECONDS[name] + problem.bytes / _CPU_BYTES
-    speed = 4.0 / element
-    if name == "gemm":
-        columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
-        depth = problem.in_channels_per_group
-        rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
-        return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
-    row = problem.in_size[2]
-    weight = problem.in_channels * problem.out_channels_per_group * problem.taps * element
-    return seconds + weight / _CPU_PACK_BYTES + problem.flops / (_CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW))
 
 
 @dataclass(frozen=True)

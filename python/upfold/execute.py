@@ -280,7 +280,9 @@ def check_operands(**tensors: torch.Tensor | None) -> None:
                 f"{name}.dtype = {tensor.dtype} but {first_name} is {first.dtype}; they must match; convert one with .to()"
             )
         if tensor.device != first.device:
-            raise InvalidArgument(f"{name} is on {tensor.device} but {first_name} is on {first.device}; move one with .to()")
+            raise InvalidArgument(
+                f"{name}.device = {tensor.device} but {first_name} is on {first.device}; they must match; move one with .to()"
+            )
 
 
 def _as_read(t: torch.Tensor) -> torch.Tensor:

@@ -236,7 +236,7 @@ def fold(
     Raises:
         InvalidArgument: the sizes do not fit each other.
     """
-    ndim = columns.axes_of(output_size)
+    ndim = columns.axes_of("output_size", output_size)
     size = per_axis("output_size", output_size, ndim)
     blocks = (_entries(kernel_size), _entries(dilation), _entries(padding), _entries(stride))
     if has_torch_function((input,)):
@@ -278,7 +278,7 @@ def unfold(
     Raises:
         InvalidArgument: no block fits the input, or the ranks do not agree.
     """
-    ndim = columns.axes_of(kernel_size)
+    ndim = columns.axes_of("kernel_size", kernel_size)
     blocks = (per_axis("kernel_size", kernel_size, ndim), _entries(dilation), _entries(padding), _entries(stride))
     if has_torch_function((input,)):
         keywords: dict[str, Any] = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}

@@ -8,8 +8,11 @@ import sys
 import pytest
 import torch
 
+import test_exact
 import upfold
 from gpu import missing
+from oracle import grid
+from upfold import cases
 
 reason = missing()
 if reason is not None:
@@ -109,3 +112,16 @@ def test_float32_is_rounded_to_tf32_only_where_torch_allows_it(device):
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         error = (gemm(x, w).cpu() - exact).abs().max() / exact.abs().max()
     assert error < 2e-6
+
+
+@grid(
+    cases.by_tier("smoke", "edge", "irregular"), (torch.float32, torch.float16, torch.bfloat16, torch.float64), ("gemm_atomic",)
+)
+def test_the_scatter_add_is_exact_on_integers(algorithm, case, dtype, device):
+    test_exact.test_forward(algorithm, case, dtype, device)
+
+
+def test_the_scatter_add_is_never_chosen(device):
+    x, _ = operands(device)
+    layer = torch.nn.ConvTranspose2d(2048, 8, 4, 2, 1, device=device)
+    assert upfold.explain(layer, x).plan.algorithm in ("gemm", "direct")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from .base import Algorithm, Tensors
 from .direct import Direct
 from .gemm import Gemm
+from .gemm_atomic import GemmAtomic
 from .torch import Torch
 
 # In the order of their codes in operator schemas, where 0 stands for `auto`.
-REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), Direct(), Torch())}
+REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), GemmAtomic(), Direct(), Torch())}
 
 __all__ = ["REGISTRY", "Algorithm", "Tensors"]

@@ -30,7 +30,7 @@ class Algorithm(Protocol):
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
         """The tile choices that fit, best guess first."""
 
-    def workspace_bytes(self, problem: Problem, config: int) -> int:
+    def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """Scratch that `run` needs, in bytes."""
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:

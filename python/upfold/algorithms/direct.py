@@ -8,6 +8,7 @@ import torch
 
 from .. import native
 from ..problem import Problem
+from . import cuda
 from .base import Tensors
 
 
@@ -17,22 +18,25 @@ class Direct:
     name = "direct"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices for which no direct kernel exists."""
-        if device.type != "cpu":
-            return f"no direct kernel exists for {device.type} yet"
-        return None
+        """Refuse devices without a kernel, and on a GPU sizes beyond 2^30 and caps below the packed weight."""
+        return None if device.type == "cpu" else cuda.reject_direct(problem, device)
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """One way only."""
-        return (0,)
+        """The tiles that fit; one way only on a CPU."""
+        return (0,) if device.type == "cpu" else cuda.direct_configs(problem, device)
 
-    def workspace_bytes(self, problem: Problem, config: int) -> int:
+    def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """What the kernel asks for."""
+        if device.type != "cpu":
+            return cuda.direct_workspace_bytes(problem, config)
         needed: int = native.cpu().direct_workspace_bytes(problem.cpu, problem.threads)
         return needed
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the kernel of `problem.operator`."""
+        if tensors.x.is_cuda:
+            cuda.run_direct(problem, tensors, config, workspace, stream)
+            return
         x, w, bias, y = tensors
         native.cpu().direct(
             problem.cpu,

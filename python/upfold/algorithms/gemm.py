@@ -23,6 +23,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, DTYPE_CODES, Operator, Problem, contiguous_strides
+from . import cuda
 from .base import Tensors
 from .blocks import (
     CPU_BLOCK_BYTES,
@@ -154,7 +155,7 @@ class Gemm:
     def reject(self, problem: Problem, device: torch.device) -> str | None:
         """Refuse devices without a kernel, and workspace caps below the smallest block."""
         if device.type != "cpu":
-            return f"no gemm kernel exists for {device.type} yet"
+            return cuda.reject_gemm(problem, device)
         if problem.batch > 0 and _blocking(problem) is None:
             return (
                 f"workspace_mb = {problem.workspace_cap / 2**20:g} cannot hold the smallest block of columns and a copy of the "
@@ -163,15 +164,20 @@ class Gemm:
         return None
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """One way only."""
-        return (0,)
+        """How large the blocks of columns are on a GPU; one way only on a CPU."""
+        return (0,) if device.type == "cpu" else cuda.gemm_configs()
 
-    def workspace_bytes(self, problem: Problem, config: int) -> int:
-        """The weight in the compute type, one block of x and its columns."""
+    def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
+        """The weight in the compute type, one block of x and its columns; on a GPU cuBLAS's own scratch too."""
+        if device.type != "cpu":
+            return cuda.gemm_workspace_bytes(problem, device, config)
         return _schedule(problem).columns_end if problem.batch else 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""
+        if tensors.x.is_cuda:
+            cuda.run_gemm(problem, tensors, config, workspace, stream)
+            return
         if workspace is None:  # every tap of every input falls into the padding: no columns to hold
             workspace = torch.empty(0, dtype=torch.uint8)
         call = _CpuCall(problem, tensors, workspace)

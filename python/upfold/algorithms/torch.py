@@ -24,7 +24,7 @@ class Torch:
         """One way only."""
         return (0,)
 
-    def workspace_bytes(self, problem: Problem, config: int) -> int:
+    def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """None of ours; torch allocates its own."""
         return 0
 

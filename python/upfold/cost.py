@@ -1,0 +1,66 @@
+"""The time that each method is predicted to take: what `dispatch` prefers by."""
+
+from __future__ import annotations
+
+import torch
+
+from .problem import DTYPE_BYTES, Problem
+
+# Of one thread of a 2-core AVX-512 machine (float32); only their proportions matter.
+_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
+_CPU_BYTES = 8e9  # a second, of memory
+_CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
+_CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
+_CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
+_CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
+_CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
+_CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
+
+# An H200; only their proportions matter.
+_GPU_LAUNCH_SECONDS = 3e-6
+_GPU_BYTES = 4e12  # a second
+# Multiply-adds counted as two operations a second: of a matrix product, by type, and of the direct kernel's CUDA cores.
+_GPU_GEMM_FLOPS = {torch.float16: 500e12, torch.bfloat16: 500e12, torch.float32: 40e12, torch.float64: 40e12}
+_GPU_GEMM_TF32_FLOPS = 250e12
+_GPU_GEMM_HALF_DEPTH = 64.0  # input channels of a group at which the product reaches half of that
+_GPU_DIRECT_FLOPS = 20e12
+_GPU_FEW_CHANNELS = 16.0  # output channels of a group at which the direct kernel reaches half of that
+
+
+def predicted_seconds(name: str, problem: Problem, device: torch.device) -> float:
+    """Predict the time of a method (`gemm` or `direct`) in seconds, from the bytes it moves and the products it takes."""
+    return _on_cpu(name, problem) if device.type == "cpu" else _on_gpu(name, problem)
+
+
+def _on_cpu(name: str, problem: Problem) -> float:
+    """Predict the time of a method on one CPU thread from the bytes it moves and the products it takes.
+
+    gemm multiplies at the rate of a BLAS but writes and reads its columns; direct has no columns, and multiplies slower, on the
+    short rows of small maps much slower. Threads divide both alike, so that the choice, and with it every bit of the result,
+    does not depend on their number.
+    """
+    element = max(4, DTYPE_BYTES[problem.dtype])
+    seconds = _CPU_CALL_SECONDS[name] + problem.bytes / _CPU_BYTES
+    speed = 4.0 / element
+    if name == "gemm":
+        columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
+        depth = problem.in_channels_per_group
+        rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
+        return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
+    row = problem.in_size[2]
+    weight = problem.in_channels * problem.out_channels_per_group * problem.taps * element
+    return seconds + weight / _CPU_PACK_BYTES + problem.flops / (_CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW))
+
+
+def _on_gpu(name: str, problem: Problem) -> float:
+    """The larger of memory and arithmetic for each launch; gemm's columns are written and read once, in float32 at least."""
+    if name == "gemm":
+        element = max(4, DTYPE_BYTES[problem.dtype])
+        columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
+        depth = problem.in_channels_per_group
+        rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
+        product = 2.0 * columns * depth / (rate * depth / (depth + _GPU_GEMM_HALF_DEPTH))
+        return 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
+    channels = problem.out_channels_per_group
+    rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
+    return 2 * _GPU_LAUNCH_SECONDS + max(problem.flops / rate, problem.bytes / _GPU_BYTES)
