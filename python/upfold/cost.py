@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from .problem import DTYPE_BYTES, Problem
@@ -24,7 +26,8 @@ _GPU_GEMM_FLOPS = {torch.float16: 500e12, torch.bfloat16: 500e12, torch.float32:
 _GPU_GEMM_TF32_FLOPS = 250e12
 _GPU_GEMM_HALF_DEPTH = 64.0  # input channels of a group at which the product reaches half of that
 _GPU_DIRECT_FLOPS = 20e12
-_GPU_FEW_CHANNELS = 16.0  # output channels of a group at which the direct kernel reaches half of that
+_GPU_FEW_CHANNELS = 64.0  # output channels of a group at which the direct kernel reaches half of that
+_GPU_DIRECT_TERM_SECONDS = 150e-9  # per product of one output, which follow one another
 
 
 def predicted_seconds(name: str, problem: Problem, device: torch.device) -> float:
@@ -63,4 +66,6 @@ def _on_gpu(name: str, problem: Problem) -> float:
         return 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
     channels = problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
-    return 2 * _GPU_LAUNCH_SECONDS + max(problem.flops / rate, problem.bytes / _GPU_BYTES)
+    phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
+    in_a_row = problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS
+    return 2 * _GPU_LAUNCH_SECONDS + max(problem.flops / rate, problem.bytes / _GPU_BYTES, in_a_row)

@@ -8,6 +8,7 @@ import torch
 
 from .geometry import Geometry
 
+_DOUBLE = (torch.float64, torch.complex128)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -34,9 +35,11 @@ def result_is_channels_last(x: torch.Tensor, w: torch.Tensor, geometry: Geometry
     """Whether the convolution of batched `x` with `w` (or the transposed one) gives a channels_last result, as in torch.
 
     It does when either operand suggests it. The exceptions are torch's: it makes 1-D inputs contiguous first, one of its CPU
-    kernels for 3-D knows only the contiguous format, and it computes complex results from parts whose ambiguous layouts come
-    out contiguous.
+    kernels for 3-D, and cuDNN for float64, know only the contiguous format, and it computes complex results from parts whose
+    ambiguous layouts come out contiguous.
     """
+    if x.is_cuda and x.dtype in _DOUBLE:
+        return False
     x_shape, x_strides, w_shape, w_strides = tuple(x.shape), x.stride(), tuple(w.shape), w.stride()
     if x.dim() == 3:
         if x.dtype.is_complex or not x.is_contiguous():
