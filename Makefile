@@ -9,7 +9,7 @@ TORCH ?=
 VENV ?= .venv
 ARGS ?=
 UPFOLD_CUDA ?=
-export PYTHON TORCH VENV
+export PYTHON TORCH VENV STEPS OFFLINE ARCH
 ifneq ($(UPFOLD_CUDA),)
 export UPFOLD_CUDA
 endif
@@ -48,9 +48,9 @@ wheel: setup
 compat: setup
 	@$(RUN) .ci/compat
 
-# The part of the suite that needs a GPU, on the GPU present.
-gpu-check: setup
-	@$(RUN) python -m pytest -q -rs tests/gpu $(ARGS)
+# Build, test, sanitize and measure on the GPU present: see .ci/gpu-check for PYTHON=, OFFLINE=, STEPS= and ARCH=.
+gpu-check:
+	@.ci/gpu-check
 
 clean:
 	rm -rf build dist demo wheelhouse .ci/.work .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

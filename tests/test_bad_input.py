@@ -59,10 +59,10 @@ BAD = {
     "dtype of bias": (lambda: deconv(b=B.half()), r"bias\.dtype = torch\.float16.*torch\.float32"),
     "integers": (lambda: deconv(X.long(), W.long(), B.long()), r"dtype = torch\.int64"),
     "devices differ": (lambda: deconv(w=W.to("meta")), r"weight\.device = meta but input is on cpu; they must match"),
-    "device of bias": (lambda: deconv(b=B.to("meta")), r"bias is on meta but input is on cpu"),
+    "device of bias": (lambda: deconv(b=B.to("meta")), r"bias\.device = meta but input is on cpu"),
     "unknown algorithm": (
         lambda: deconv(algorithm="winograd"),
-        r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'direct'",
+        r"algorithm = 'winograd'; must be one of 'auto', 'gemm', 'gemm_atomic', 'direct'",
     ),
     "unknown algorithm in a block": (lambda: upfold.use(algorithm="winograd").__enter__(), r"algorithm = 'winograd'"),
     "negative cap": (lambda: upfold.use(workspace_mb=-1).__enter__(), r"workspace_mb = -1; must be positive"),
@@ -71,7 +71,7 @@ BAD = {
     "activation of complex": (lambda: deconv(X + 0j, W + 0j, B + 0j, activation="relu"), r"activation = 'relu'.*complex"),
     "shape of out": (lambda: deconv(out=torch.empty(2, 3, 7, 9)), r"out\.shape = \(2, 3, 7, 9\); must be \(2, 3, 7, 8\)"),
     "dtype of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8).double()), r"out\.dtype = torch\.float64"),
-    "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out is on meta but input is on cpu"),
+    "device of out": (lambda: deconv(out=torch.empty(2, 3, 7, 8, device="meta")), r"out\.device = meta but input is on cpu"),
     "out with gradients": (lambda: deconv(w=W.clone().requires_grad_(), out=torch.empty(2, 3, 7, 8)), r"out.*gradient"),
     "out that needs a gradient": (lambda: deconv(out=torch.empty(2, 3, 7, 8, requires_grad=True)), r"out.*gradient"),
     "out that overlaps itself": (

@@ -61,7 +61,7 @@ def test_the_base_package_needs_torch_alone():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ldd is Linux's")
 def test_the_module_is_linked_to_neither_torch_nor_cuda():
     linked = subprocess.run(["ldd", _cpu.__file__], capture_output=True, text=True, check=True).stdout
-    assert "libstdc++" in linked or "libc++" in linked
+    assert "libc.so" in linked  # ldd did answer
     assert not re.search(r"lib(torch|c10|cuda|cublas|cudart)", linked), linked
 
 

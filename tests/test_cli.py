@@ -122,6 +122,8 @@ def test_compare_writes_json_and_chart(capsys, tmp_path):
     assert comparison["out_size"] == [10, 12]
     assert {row["method"] for row in comparison["rows"]} >= {"gemm", "direct", "torch", "matmul + F.fold"}
     for row in comparison["rows"]:
+        if row["note"].startswith("refuses"):
+            continue
         assert row["error"] < 1e-6, row
         assert row["seconds"] > 0
         assert row["gflops"] == pytest.approx(comparison["gflop"] / row["seconds"])

@@ -196,7 +196,13 @@ BAD = {
     "blocks": (lambda: upfold.fold(torch.ones(1, 4, 5), (4, 4), 2, stride=2), r"5.*4"),
     "output size": (lambda: upfold.fold(torch.ones(1, 4, 4), (1, 1), 2), r"gives \(0, 0\) blocks in size \(1, 1\)"),
     "axes": (lambda: upfold.fold(torch.ones(1, 4, 4), (4, 4), (2, 2, 2)), r"kernel_size = "),
-    "four axes": (lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)), r"\(1, 1, 1, 1\).*4 axes"),
+    "four axes": (
+        lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)),
+        r"kernel_size = \(1, 1, 1, 1\); must name 1, 2 or 3 axes; got 4",
+    ),
+        lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)),
+        r"kernel_size = \(1, 1, 1, 1\); must name 1, 2 or 3 axes; got 4",
+    ),
     "dtype": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5, dtype=torch.int64), 3), r"int64"),
 }
 

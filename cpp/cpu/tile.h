@@ -4,6 +4,12 @@
 
 #include "rows.h"
 
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace upfold::cpu::UPFOLD_ISA {
 
 #if defined(__AVX512F__)
@@ -69,6 +75,36 @@ UPFOLD_INLINE void store(const Vector<R>& v, R* to) {
   std::memcpy(to, &v, sizeof(v));
 }
 
+// sum + x * w, rounded once where the instruction set can. Left to the compiler, tiles of different widths were contracted
+// differently, and the bits of a result depended on how the work was cut.
+#if defined(__AVX512F__)
+UPFOLD_INLINE Vector<float> multiply_add(Vector<float> x, float w, Vector<float> sum) {
+  return Vector<float>(_mm512_fmadd_ps(__m512(x), _mm512_set1_ps(w), __m512(sum)));
+}
+UPFOLD_INLINE Vector<double> multiply_add(Vector<double> x, double w, Vector<double> sum) {
+  return Vector<double>(_mm512_fmadd_pd(__m512d(x), _mm512_set1_pd(w), __m512d(sum)));
+}
+#elif defined(__FMA__)
+UPFOLD_INLINE Vector<float> multiply_add(Vector<float> x, float w, Vector<float> sum) {
+  return Vector<float>(_mm256_fmadd_ps(__m256(x), _mm256_set1_ps(w), __m256(sum)));
+}
+UPFOLD_INLINE Vector<double> multiply_add(Vector<double> x, double w, Vector<double> sum) {
+  return Vector<double>(_mm256_fmadd_pd(__m256d(x), _mm256_set1_pd(w), __m256d(sum)));
+}
+#elif defined(__aarch64__) && defined(__GNUC__)
+UPFOLD_INLINE Vector<float> multiply_add(Vector<float> x, float w, Vector<float> sum) {
+  return Vector<float>(vfmaq_n_f32(float32x4_t(sum), float32x4_t(x), w));
+}
+UPFOLD_INLINE Vector<double> multiply_add(Vector<double> x, double w, Vector<double> sum) {
+  return Vector<double>(vfmaq_n_f64(float64x2_t(sum), float64x2_t(x), w));
+}
+#else
+template <typename R>
+UPFOLD_INLINE Vector<R> multiply_add(Vector<R> x, R w, Vector<R> sum) {
+  return sum + x * w;
+}
+#endif
+
 // One tap of a phase: where its pixels start relative to the output pixel, and its index in the packed weights.
 struct TapOffset {
   std::int64_t pixel, tap;
@@ -103,7 +139,7 @@ UPFOLD_INLINE void correlate_tile(const CorrelateArgs<R>& a, std::int64_t f) {
       Vector<R> pixels[V];
       for (int v = 0; v < V; ++v) pixels[v] = load(x + v * kLanes<R>);
       for (int m = 0; m < M; ++m) {
-        for (int v = 0; v < V; ++v) sum[m][v] = sum[m][v] + pixels[v] * w[m];
+        for (int v = 0; v < V; ++v) sum[m][v] = multiply_add(pixels[v], w[m], sum[m][v]);
       }
     }
   }

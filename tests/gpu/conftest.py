@@ -8,3 +8,10 @@ import torch
 def device() -> torch.device:
     """The first GPU; whether there is one has been settled before anything here is collected."""
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(autouse=True)
+def exact_float32(request, monkeypatch):
+    """Tests that compare two ways by torch's tolerances for float32 are about the ways, not about TF32."""
+    if request.node.name.startswith(("test_machinery_", "test_transforms_")):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
