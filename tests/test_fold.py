@@ -200,9 +200,6 @@ BAD = {
         lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)),
         r"kernel_size = \(1, 1, 1, 1\); must name 1, 2 or 3 axes; got 4",
     ),
-        lambda: upfold.unfold(torch.ones(1, 1, 2, 2, 2, 2), (1, 1, 1, 1)),
-        r"kernel_size = \(1, 1, 1, 1\); must name 1, 2 or 3 axes; got 4",
-    ),
     "dtype": (lambda: upfold.unfold(torch.ones(1, 1, 5, 5, dtype=torch.int64), 3), r"int64"),
 }
 
