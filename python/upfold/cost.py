@@ -8,7 +8,8 @@ import torch
 
 from .problem import DTYPE_BYTES, Problem
 
-# Of one thread of a 2-core AVX-512 machine (float32); only their proportions matter.
+# For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine measured on
+# 50 layers and three operators. They are no rates of that machine; only their proportions matter.
 _CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
 _CPU_BYTES = 8e9  # a second, of memory
 _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
@@ -18,7 +19,7 @@ _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
 _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
 _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 
-# An H200; only their proportions matter.
+# Fitted in the same way to `benchmarks/results/nvidia-h200.json` (forward, float32 with TF32 and bfloat16).
 _GPU_LAUNCH_SECONDS = 3e-6
 _GPU_BYTES = 4e12  # a second
 # Multiply-adds counted as two operations a second: of a matrix product, by type, and of the direct kernel's CUDA cores.

@@ -1,4 +1,4 @@
-"""Choosing an algorithm: an override, else what was tuned, else the heuristic. The only place that prefers one to another."""
+"""Choosing an algorithm: an override, else the least predicted time. The only place that prefers one to another."""
 
 from __future__ import annotations
 
