@@ -109,6 +109,30 @@ def test_text_with_gradients(call, pattern, monkeypatch):
         call()
 
 
+NO_TENSORS = {
+    "list": (lambda: deconv([1.0]), "input = list; must be a torch.Tensor"),
+    "array": (lambda: deconv(X.numpy()), "input = ndarray; must be a torch.Tensor"),
+    "nothing": (lambda: deconv(None), "input = NoneType"),
+    "no weight": (lambda: deconv(w=None), "weight = NoneType"),
+    "bias": (lambda: deconv(b=[1.0]), "bias = list"),
+    "out": (lambda: deconv(out=[1.0]), "out = list"),
+    "image": (lambda: upfold.unfold([1.0], 3), "input = list"),
+    "columns": (lambda: upfold.fold(None, (3, 3), 3), "input = NoneType"),
+}
+
+
+@pytest.mark.parametrize("call, text", NO_TENSORS.values(), ids=list(NO_TENSORS))
+def test_what_is_no_tensor(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_layouts_without_strides():
+    for call in (lambda: deconv(X.to_sparse()), lambda: deconv(w=W.to_sparse()), lambda: upfold.unfold(X.to_sparse(), 3)):
+        with pytest.raises(InvalidArgument, match=r"layout = torch\.sparse_coo; must be torch\.strided"):
+            call()
+
+
 def test_wrong_types_are_type_errors():
     for keywords in ({"stride": 1.5}, {"padding": "same"}, {"dilation": None}, {"output_padding": (1, None)}):
         with pytest.raises((TypeError, InvalidArgument)):

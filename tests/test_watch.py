@@ -147,3 +147,64 @@ def test_fakes_do_not_reach_a_kernel():
     with FakeTensorMode():
         y = layer(torch.ones(2, 4, 5, 6), torch.ones(4, 3, 3, 3), torch.ones(3))
     assert tuple(y.shape) == (2, 3, 10, 12)
+
+
+OUTS = {
+    "conv_transpose": lambda x, w, out: upfold.conv_transpose2d(x, w, out=out),
+    "unbatched": lambda x, w, out: upfold.conv_transpose2d(x[0], w, out=out),
+    "unfold": lambda x, w, out: upfold.unfold(x, 3, out=out),
+    "fold": lambda x, w, out: upfold.fold(upfold.unfold(x, 3), (5, 6), 3, out=out),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_lazy_views_as_out(name):
+    """Written through its pointer alone, an `out` that is to be read negated or conjugated would hold the opposite."""
+    for dtype, lazy in ((torch.float32, torch._neg_view), (torch.complex64, torch.conj)):
+        x, w, _ = operands("cpu", dtype)
+        want = OUTS[name](x, w, None)
+        out = lazy(torch.zeros_like(want))
+        assert OUTS[name](x, w, out) is out
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_out_is_checked_under_every_watcher(name):
+    x, w, _ = operands("cpu")
+    want = OUTS[name](x, w, None)
+    for make in (Passing, Silent):
+        with make():
+            out = torch.full_like(want, 7)
+            assert torch.equal(OUTS[name](x, w, out), want)
+            too_wide = torch.full((2, *want.shape), 7.0)
+            for wrong, text in ((too_wide, r"out\.shape"), (out.double(), r"out\.dtype"), (out.to("meta"), r"out\.device")):
+                with pytest.raises(upfold.InvalidArgument, match=text):
+                    OUTS[name](x, w, wrong)
+            assert (too_wide == 7).all()
+
+
+def test_out_must_not_overlap_under_a_watcher():
+    x, w = torch.ones(2, 4, 6, 5), torch.ones(4, 4, 1, 1)
+    for surroundings in (Passing, Silent, torch.autograd.forward_ad.dual_level):
+        with surroundings(), pytest.raises(upfold.InvalidArgument, match=r"out.*overlap"):
+            upfold.conv_transpose2d(x, w, out=x)
+    assert (x == 1).all()
+
+
+def test_subclass_as_out_sees_the_call():
+    x, w, _ = operands("cpu")
+    want = upfold.conv_transpose2d(x, w)
+    out = torch.zeros_like(want).as_subclass(Labelled)
+    assert isinstance(upfold.conv_transpose2d(x, w, out=out), Labelled)
+    assert torch.equal(out.as_subclass(torch.Tensor), want)
+    columns = torch.zeros_like(upfold.unfold(x, 3)).as_subclass(Labelled)
+    assert isinstance(upfold.unfold(x, 3, out=columns), Labelled)
+
+
+def test_fake_out_is_refused():
+    """Its pointer leads nowhere."""
+    x, w, _ = operands("cpu")
+    with FakeTensorMode():
+        out = torch.empty(2, 3, 7, 8)
+    with pytest.raises(Exception, match=r"FakeTensor|fake"):
+        upfold.conv_transpose2d(x, w, out=out)

@@ -16,8 +16,9 @@ from . import autograd, columns, execute
 from .dispatch import fallback_allowed
 from .execute import Arguments
 from .geometry import IntOrInts, InvalidArgument, per_axis
+from .overlap import check_like, check_out
 from .problem import Activation, ActivationLike
-from .watch import needs_gradient, nobody_intercepts
+from .watch import has_memory, needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
 
@@ -122,17 +123,17 @@ def _conv_transpose(
     activation: ActivationLike,
     out: Tensor | None,
 ) -> Tensor:
-    if nobody_intercepts(x, w, bias) and x.dim() == ndim + 2 and x.device.type in _OUR_DEVICES:
+    given = x is not None and w is not None
+    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and x.device.type in _OUR_DEVICES:
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
             parsed = _check_activation(x, activation)
             return activations.apply(autograd.conv_transpose(x, w, bias, _hashable(arguments), algorithm), parsed)
-        if not x.is_meta:
-            try:
-                return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
-            except TypeError:  # a list among the arguments
-                return execute.conv_transpose(x, w, bias, _hashable(arguments), algorithm, _hashable_activation(activation), out)
+        try:
+            return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
+        except TypeError:  # a list among the arguments
+            return execute.conv_transpose(x, w, bias, _hashable(arguments), algorithm, _hashable_activation(activation), out)
     return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out)
 
 
@@ -153,6 +154,7 @@ def _intercepted(
         keywords = {"algorithm": algorithm, "activation": activation, "out": out}
         result: Tensor = handle_torch_function(_PUBLIC[ndim], operands, x, w, bias, **dict(zip(names, arguments)), **keywords)
         return result
+    _check_tensors(input=x, weight=w, bias=bias, out=out)
     arguments = _hashable(arguments)
     if x.dim() == ndim + 1:
         batched_out = None if out is None else out.unsqueeze(0)
@@ -172,7 +174,30 @@ def _intercepted(
         _warn_of_fallback(x.device)
         y = _TORCH[ndim](x, w, bias, *arguments)
     y = activations.apply(y, parsed)
-    return y if out is None else out.copy_(y)
+    return y if out is None else _written(out, y, x, w, bias)
+
+
+def _written(out: Tensor, y: Tensor, *operands: Tensor | None) -> Tensor:
+    """Copy a result into `out`, checked as the kernels' own output is: where torch looks on, or `out` is a lazy view."""
+    check_like(out, y)
+    if all(map(has_memory, (out, *operands))):
+        check_out(out, *operands)
+    return out.copy_(y)
+
+
+def _check_tensors(*, bias: Tensor | None = None, out: Tensor | None = None, **required: Tensor) -> None:
+    """Refuse what is no tensor, layouts without strides, and an `out` elsewhere than the input."""
+    for name, value in (*required.items(), ("bias", bias), ("out", out)):
+        if value is None and name not in required:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} = {type(value).__name__}; must be a torch.Tensor")
+        if value.layout is not torch.strided or value.is_nested:
+            layout = "nested" if value.is_nested else value.layout
+            raise InvalidArgument(f"{name}.layout = {layout}; must be torch.strided; convert it with .to_dense() or padding")
+    device = required["input"].device
+    if out is not None and out.device != device:
+        raise InvalidArgument(f"out.device = {out.device} but input is on {device}; they must match; move one with .to()")
 
 
 def _warn_of_fallback(device: torch.device) -> None:
@@ -239,17 +264,21 @@ def fold(
     ndim = columns.axes_of("output_size", output_size)
     size = per_axis("output_size", output_size, ndim)
     blocks = (_entries(kernel_size), _entries(dilation), _entries(padding), _entries(stride))
-    if has_torch_function((input,)):
+    operands = (input,) if out is None else (input, out)
+    if has_torch_function(operands):
         keywords: dict[str, Any] = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
-        result: Tensor = handle_torch_function(fold, (input,), input, output_size, kernel_size, **keywords)
+        result: Tensor = handle_torch_function(fold, operands, input, output_size, kernel_size, **keywords)
         return result
+    _check_tensors(input=input, out=out)
     if input.dim() == 2:
         y = fold(input.unsqueeze(0), size, *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
         return autograd.fold(input, size, blocks)
     _refuse_gradient(input)
-    return columns.fold(input, size, blocks, out) if nobody_intercepts(input) else out.copy_(autograd.fold(input, size, blocks))
+    if nobody_intercepts(input, out):
+        return columns.fold(input, size, blocks, out)
+    return _written(out, autograd.fold(input, size, blocks), input)
 
 
 def unfold(
@@ -280,17 +309,21 @@ def unfold(
     """
     ndim = columns.axes_of("kernel_size", kernel_size)
     blocks = (per_axis("kernel_size", kernel_size, ndim), _entries(dilation), _entries(padding), _entries(stride))
-    if has_torch_function((input,)):
+    operands = (input,) if out is None else (input, out)
+    if has_torch_function(operands):
         keywords: dict[str, Any] = {"dilation": dilation, "padding": padding, "stride": stride, "out": out}
-        result: Tensor = handle_torch_function(unfold, (input,), input, kernel_size, **keywords)
+        result: Tensor = handle_torch_function(unfold, operands, input, kernel_size, **keywords)
         return result
+    _check_tensors(input=input, out=out)
     if input.dim() == ndim + 1:
         y = unfold(input.unsqueeze(0), *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
         return autograd.unfold(input, blocks)
     _refuse_gradient(input)
-    return columns.unfold(input, blocks, out) if nobody_intercepts(input) else out.copy_(autograd.unfold(input, blocks))
+    if nobody_intercepts(input, out):
+        return columns.unfold(input, blocks, out)
+    return _written(out, autograd.unfold(input, blocks), input)
 
 
 def _refuse_gradient(input: Tensor) -> None:

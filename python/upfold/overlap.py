@@ -10,6 +10,16 @@ import torch
 from .geometry import InvalidArgument
 
 
+def check_like(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Refuse an `out` that differs from the result in shape, dtype or device."""
+    if out.shape != result.shape:
+        raise InvalidArgument(f"out.shape = {tuple(out.shape)}; must be {tuple(result.shape)}; allocate it with that shape")
+    for name in ("dtype", "device"):
+        mine, wanted = getattr(out, name), getattr(result, name)
+        if mine != wanted:
+            raise InvalidArgument(f"out.{name} = {mine} but the result has {wanted}; they must match; convert one with .to()")
+
+
 def check_out(out: torch.Tensor, *inputs: torch.Tensor | None) -> None:
     """Refuse an `out` that shares an element with an input or with itself, or that autograd follows; else announce the write.
 

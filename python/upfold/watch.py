@@ -71,6 +71,19 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
     return True
 
 
+def has_memory(tensor: torch.Tensor | None) -> bool:
+    """Whether the tensor is None, or a plain one whose elements lie where its pointer and strides say, whoever watches the call."""
+    if tensor is None:
+        return True
+    if is_compiling() or type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # the stand-ins of torch.func
+        return False
+    return True
+
+
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     """Whether reverse-mode differentiation will ask for a gradient with respect to one of the tensors."""
     return _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
