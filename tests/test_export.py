@@ -109,6 +109,14 @@ def test_activation_is_recorded(activation):
         torch.testing.assert_close(recorded(x), want)
 
 
+def test_scripting_follows_a_changed_activation():
+    layer, x = upfold.ConvTranspose2d(3, 4, 3, 2, activation="relu"), torch.randn(1, 3, 4, 5)
+    torch.jit.script(layer)
+    for activation in (("leaky_relu", 0.5), None):
+        layer.activation = activation
+        torch.testing.assert_close(torch.jit.script(layer)(x), layer(x))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_scripted_output_size(name):
     ours, theirs, shape = LAYERS[name]

@@ -234,11 +234,15 @@ class Mine(nn.ConvTranspose2d):
 def odd_layers() -> dict[str, tuple[nn.Module, str]]:
     patched = nn.ConvTranspose2d(3, 4, 2)
     patched.forward = types.MethodType(lambda self, x: x, patched)
+    activated, named = nn.ConvTranspose2d(3, 4, 2), nn.ConvTranspose2d(3, 4, 2)
+    activated.activation, named.algorithm = nn.ReLU(), "mine"
     reflecting = nn.ConvTranspose2d(3, 4, 2)
     reflecting.padding_mode = "reflect"
     return {
         "lazy": (nn.LazyConvTranspose2d(4, 2), "lazy layer"),
         "patched": (patched, "its own forward"),
+        "its own activation": (activated, "its own activation"),
+        "its own algorithm": (named, "its own algorithm"),
         "scripted": (torch.jit.script(nn.ConvTranspose2d(3, 4, 2)), "torch.jit"),
         "reflecting": (reflecting, "padding_mode = 'reflect'"),
         "subclass": (Mine(3, 4, 2), "test_replace.Mine is a subclass of ConvTranspose2d"),
@@ -260,6 +264,24 @@ def test_left_alone(name):
     assert text in str(upfold.scan(model))
     assert states(upfold.restore(model)) == {"good": "restored"}
     assert type(odd) is kind
+
+
+def test_what_users_keep_in_a_layer_stays_theirs():
+    """An attribute that upfold's classes happen to define: the layer computes what it did, and keeps it."""
+    layer, x = nn.ConvTranspose2d(3, 4, 2), torch.randn(1, 3, 4, 5)
+    layer.activation, layer.colour = "relu", "red"
+    want = layer(x)
+    upfold.replace(layer)
+    torch.testing.assert_close(layer(x), want)
+    upfold.restore(layer)
+    assert (layer.activation, layer.colour) == ("relu", "red")
+
+
+@pytest.mark.parametrize("original_name", ["Fold", ["a", "list"]])
+def test_modules_that_call_themselves_like_a_layer(original_name):
+    model, _ = decoder()
+    model.original_name = original_name
+    assert states(upfold.replace(model)) == {"up": "replaced", "rest.2": "replaced"}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -72,6 +72,7 @@ def test_only_faster_leaves_what_upfold_refuses():
         report = upfold.replace(model, only_faster=x, algorithm="gemm")
     assert states(report) == {"up": "left alone", "rest.2": "left alone"}
     assert "upfold refuses what reaches it: algorithm = 'gemm'" in report.rows[0].reason
+    assert report.rows[0].torch_seconds is None  # nothing was measured
 
 
 def test_only_faster_really_measures():

@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from . import dispatch, functional
 from .geometry import IntOrInts, InvalidArgument, block_geometry, make_geometry, output_size, per_axis
-from .problem import NO_ACTIVATION, Activation, ActivationLike
+from .problem import Activation, ActivationLike
 
 _tracing_state = torch._C._get_tracing_state
 
@@ -172,7 +172,7 @@ class _TransposedConvolution(_ConvTransposeNd):
     def __prepare_scriptable__(self) -> nn.Module:
         """Put what TorchScript must know of the activation into plain numbers, just before a layer is scripted."""
         activation = Activation.parse(self.activation)
-        if activation != NO_ACTIVATION:
+        if (activation.code, activation.slope) != (self._activation_code, self._activation_slope):
             self._activation_code, self._activation_slope = activation.code, activation.slope
         return self
 

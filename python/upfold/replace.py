@@ -56,6 +56,8 @@ _RESTORED = {ours: theirs for theirs, ours in _REPLACED.items()}
 _OURS = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold)
 _KINDS = (_ConvTransposeNd, nn.Fold, nn.Unfold)
 _NAMES = frozenset(cls.__name__ for cls in _REPLACED)
+# What the classes of this package define and torch's do not: an entry of a layer with such a name would change its meaning.
+_ADDED = {theirs: frozenset(dir(ours)) - frozenset(dir(theirs)) for theirs, ours in _REPLACED.items()}
 # What a replaced layer may hold beside torch's own entries.
 _OWN_ENTRIES = ("algorithm", "activation", "_activation_code", "_activation_slope")
 # Time spent on measuring one operator on one shape.
@@ -154,7 +156,8 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
         reason = None
         if contest is not None:
             theirs, ours = contest.torch_seconds, contest.upfold_seconds
-            row = _with(row, algorithm=contest.algorithm, torch_seconds=theirs, upfold_seconds=ours)
+            if contest.refusal is None:
+                row = _with(row, algorithm=contest.algorithm, torch_seconds=theirs, upfold_seconds=ours)
             reason = contest.verdict()
         elif only_faster is not None:
             reason = "these inputs do not reach it, so it was not measured"
@@ -200,7 +203,7 @@ def _find(model: nn.Module) -> list[_Found]:
     return [
         _Found(paths[0], tuple(paths[1:]), layer, _refusal(layer))
         for layer, paths in names.items()
-        if isinstance(layer, _KINDS) or getattr(layer, "original_name", None) in _NAMES
+        if isinstance(layer, _KINDS) or (isinstance(layer, torch.jit.ScriptModule) and layer.original_name in _NAMES)
     ]
 
 
@@ -219,6 +222,10 @@ def _refusal(layer: nn.Module) -> str | None:
     if cls not in _REPLACED:
         base = next(base.__name__ for base in cls.__mro__ if base in _REPLACED or base in _KINDS)
         return f"{cls.__module__}.{cls.__qualname__} is a subclass of {base}; upfold does not know what it changes"
+    entries = {*layer.__dict__, *layer._parameters, *layer._buffers, *layer._modules}
+    taken = sorted(_ADDED[cls] & entries)
+    if taken:
+        return f"the instance has its own {', '.join(taken)}, which upfold's layer would take for its own"
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         return f"padding_mode = {layer.padding_mode!r}; only 'zeros' exists for transposed convolutions"
     return None
@@ -287,7 +294,7 @@ class _Contest:
     algorithm: str | None = None
     torch_seconds: float = 0.0
     upfold_seconds: float = 0.0
-    refusal: str | None = None
+    refusal: str | None = None  # of a shape that reached the layer; the seconds are then those of the others
 
     def verdict(self) -> str | None:
         """Why the layer should stay torch's, or None."""

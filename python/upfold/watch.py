@@ -72,7 +72,7 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
 
 
 def has_memory(tensor: torch.Tensor | None) -> bool:
-    """Whether the tensor is None, or a plain one whose elements lie where its pointer and strides say, whoever watches the call."""
+    """Whether the tensor is None, or a plain one whose elements lie where its pointer and strides say, whoever watches."""
     if tensor is None:
         return True
     if is_compiling() or type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_meta:
