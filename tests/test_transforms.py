@@ -26,6 +26,23 @@ def test_vmap(algorithm, device):
     torch.testing.assert_close(moved, torch.stack([torch_layer(one, w, b) for one in xs], 1))
 
 
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_vmap_of_empty_batches(in_dims, device):
+    x, w, b = operands(device, torch.float64)
+    stacks = tuple(torch.stack([t, t, t]) if axis == 0 else t for axis, t in zip(in_dims, (x[:0], w), strict=True))
+    for run in (lambda x, w: layer(x, w, b), lambda x, w: torch.func.grad(lambda w: layer(x, w, b).sum())(w)):
+        got = torch.func.vmap(run, in_dims=in_dims)(*stacks)
+        one = run(x[:0], w)
+        assert got.shape == (3, *one.shape)
+        assert not got.any()
+
+
+def test_vmap_of_nothing(device):
+    x, w, b = operands(device, torch.float64)
+    assert torch.func.vmap(lambda x: layer(x, w, b))(x[None][:0]).shape[2:] == layer(x, w, b).shape[1:]
+    assert torch.func.vmap(lambda x: upfold.unfold(x, 3))(x[None][:0]).shape[2:] == upfold.unfold(x, 3).shape[1:]
+
+
 @pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
 def test_func_transforms(algorithm, device):
     x, w, b = operands(device, torch.float64)

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from . import columns as column_kernels
 from . import execute
-from .batching import into_batch, into_channels, into_rows, more_groups
+from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
 from .columns import BlockArguments
 from .dispatch import current, encode_algorithm
 from .execute import Arguments
@@ -175,14 +175,14 @@ class _ConvTransposeRules:
         if w_dim is None and x_dim is not None:
             rows, _ = into_batch(x, x_dim)
             y = conv_transpose(rows, w, None if bias_dim is not None else bias, arguments, algorithm)
-            y = y.reshape(size, -1, *y.shape[1:])
+            y = out_of_batch(y, size)
         else:
             wide = into_channels(x, x_dim, size)
             shared = bias.repeat(size) if bias is not None and bias_dim is None else None
             y = conv_transpose(wide, into_rows(w, w_dim, size), shared, more_groups(arguments, size), algorithm)
-            y = y.reshape(y.shape[0], size, -1, *y.shape[2:]).transpose(0, 1)
+            y = out_of_channels(y, size).transpose(0, 1)
         if bias_dim is not None:
-            y = y + bias.movedim(bias_dim, 0).reshape(size, 1, -1, *[1] * (y.dim() - 3))
+            y = y + bias.movedim(bias_dim, 0).reshape(size, 1, y.shape[2], *[1] * (y.dim() - 3))
         return y, 0
 
 
@@ -230,10 +230,10 @@ class _ConvRules:
         if in_dims[1] is None:
             rows, _ = into_batch(g, in_dims[0] or 0)
             x = conv(rows, w, in_size, arguments, algorithm)
-            return x.reshape(size, -1, *x.shape[1:]), 0
+            return out_of_batch(x, size), 0
         wide = into_channels(g, in_dims[0], size)
         x = conv(wide, into_rows(w, in_dims[1], size), in_size, more_groups(arguments, size), algorithm)
-        return x.reshape(x.shape[0], size, -1, *x.shape[2:]), 1
+        return out_of_channels(x, size), 1
 
 
 class _ConvTransposeWeightRules:
@@ -281,7 +281,7 @@ class _ConvTransposeWeightRules:
         size: int = info.batch_size
         wide_x, wide_g = into_channels(x, in_dims[0], size), into_channels(g, in_dims[1], size)
         w = conv_transpose_weight(wide_x, wide_g, kernel_size, more_groups(arguments, size), algorithm)
-        return w.reshape(size, -1, *w.shape[1:]), 0
+        return out_of_rows(w, size), 0
 
 
 class _FoldRules:
@@ -310,7 +310,7 @@ class _FoldRules:
         columns, output_size, arguments = inputs
         rows, size = into_batch(columns, in_dims[0] or 0)
         image = fold(rows, output_size, arguments)
-        return image.reshape(size, -1, *image.shape[1:]), 0
+        return out_of_batch(image, size), 0
 
 
 class _UnfoldRules:
@@ -340,7 +340,7 @@ class _UnfoldRules:
         image, arguments = inputs
         rows, size = into_batch(image, in_dims[0] or 0)
         columns = unfold(rows, arguments)
-        return columns.reshape(size, -1, *columns.shape[1:]), 0
+        return out_of_batch(columns, size), 0
 
 
 def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
