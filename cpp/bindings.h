@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 
 #include "columns.h"
 #include "error.h"
@@ -106,9 +107,26 @@ inline ColumnBlock column_block_from(const pybind11::kwargs& fields) {
           integer("row_stride")};
 }
 
+// Raises upfold.InvalidArgument, the class that Python's own checks raise; a ValueError where a module stands alone.
+inline void raise_in_python(const InvalidArgument& error) {
+  namespace py = pybind11;
+  py::object kind = py::reinterpret_borrow<py::object>(PyExc_ValueError);
+  try {
+    kind = py::module_::import("upfold.geometry").attr("InvalidArgument");
+  } catch (const py::error_already_set&) {
+  }
+  py::set_error(kind, error.what());
+}
+
 inline void bind_problem(pybind11::module_& m) {
   namespace py = pybind11;
-  py::register_local_exception<InvalidArgument>(m, "InvalidArgument", PyExc_ValueError);
+  py::register_local_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(pending);
+    } catch (const InvalidArgument& error) {
+      raise_in_python(error);
+    }
+  });
   py::class_<Problem> problem(m, "Problem", py::module_local(),
                               "One operator call: sizes, axes, dtype and strides, checked by Python.");
   problem.def(py::init([](const py::kwargs& fields) { return problem_from(fields); }));

@@ -213,6 +213,23 @@ def test_settings_belong_to_the_thread(device):
     assert upfold.explain(model, x).plan.algorithm == first
 
 
+def test_auto_by_name_goes_before_the_block(device, monkeypatch):
+    """An explicit 'auto' means the same on every way to the kernels, also where None would follow `use`."""
+    ran = []
+    for name, method in REGISTRY.items():
+        run = method.run
+        monkeypatch.setattr(method, "run", lambda *rest, name=name, run=run: (ran.append(name), run(*rest))[1])
+    x, w, b = operands(device)
+    first = upfold.explain(upfold.ConvTranspose2d(4, 3, 3, **ARGUMENTS).to(device), x).plan.algorithm
+    (other,) = (name for name in ("gemm", "direct") if name != first)
+    with upfold.use(algorithm=other):
+        upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm="auto")
+        with torch.autograd.forward_ad.dual_level():
+            upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm="auto")
+            layer(x, w, b)
+    assert ran == [first, first, other]
+
+
 def test_use_decorates(device):
     @upfold.use(algorithm="direct")
     def run():
@@ -234,6 +251,11 @@ def test_explanation_reads_well(device):
     assert named.plan.algorithm == "gemm"
     with pytest.raises(upfold.InvalidArgument, match="input = None"):
         upfold.explain(upfold.ConvTranspose2d(4, 3, 3))
+    with pytest.raises(upfold.InvalidArgument, match=r"input\.shape = \(2,\); the layer takes 4 axes, or 3"):
+        upfold.explain(upfold.ConvTranspose2d(4, 3, 3), torch.ones(2))
+    for other in (torch.nn.Conv2d(4, 3, 3), upfold.Fold((3, 3), 2), torch.nn.ReLU(), x):
+        with pytest.raises(upfold.InvalidArgument, match=r"must be a transposed-convolution layer"):
+            upfold.explain(other, x)
 
 
 def test_auto_takes_torch_never_where_ours_run(device):

@@ -137,6 +137,16 @@ def test_algorithm_and_activation(ndim):
         torch.testing.assert_close(layer(x), want)
 
 
+def test_activation_as_a_list():
+    """As a configuration file has it."""
+    layer = upfold.ConvTranspose2d(6, 9, 3, 2, activation=["leaky_relu", 0.5])
+    x = torch.randn(2, 6, 7, 5)
+    want = upfold.conv_transpose2d(x, layer.weight, layer.bias, 2, activation=("leaky_relu", 0.5))
+    torch.testing.assert_close(layer(x), want)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), want)
+
+
 @NDIMS
 def test_copies(ndim):
     layer = LAYERS[ndim][0](6, 9, 3, 2, activation=("leaky_relu", 0.1), algorithm="direct")

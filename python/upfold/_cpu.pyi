@@ -1,7 +1,5 @@
 from typing import Any
 
-class InvalidArgument(ValueError): ...
-
 class Problem:
     def __init__(self, **fields: Any) -> None: ...
     @property

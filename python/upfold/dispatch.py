@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
     """Set how upfold's operators run inside a ``with`` block or a decorated function.
 
     The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
-    the running thread or task; blocks nest, and an argument left at None keeps the outer value.
+    the running thread or task; blocks nest, and an argument left at None keeps the outer value. Put the block round a compiled
+    function, not into it: there it breaks the graph.
 
     Args:
         algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
@@ -53,13 +55,13 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
         fallback: whether torch's own operator may stand in where no kernel of upfold runs (default: UPFOLD_FALLBACK, else yes).
 
     Raises:
-        InvalidArgument: the algorithm is unknown or the cap is not positive.
+        InvalidArgument: the algorithm is unknown, or the cap is not positive and finite.
     """
     outer = current()
     if algorithm is not None:
         check_name(algorithm)
-    if workspace_mb is not None and not workspace_mb > 0:
-        raise InvalidArgument(f"workspace_mb = {workspace_mb}; must be positive; the unit is MiB")
+    if workspace_mb is not None and not 0 < workspace_mb < math.inf:
+        raise InvalidArgument(f"workspace_mb = {workspace_mb}; must be positive and finite; the unit is MiB")
     inner = Settings(
         outer.algorithm if algorithm is None else None if algorithm == "auto" else algorithm,
         outer.workspace_mb if workspace_mb is None else float(workspace_mb),
@@ -87,16 +89,16 @@ def check_name(algorithm: str) -> None:
 
 
 def encode_algorithm(algorithm: str | None) -> int:
-    """The code of a name in operator schemas: 0 for auto."""
+    """The code of a name in operator schemas: 0 for None, which leaves it to `use`, and -1 for 'auto', which does not."""
     if algorithm is None or algorithm == "auto":
-        return 0
+        return 0 if algorithm is None else -1
     check_name(algorithm)
     return 1 + list(REGISTRY).index(algorithm)
 
 
 def decode_algorithm(code: int) -> str | None:
     """Undo `encode_algorithm`."""
-    return None if code == 0 else list(REGISTRY)[code - 1]
+    return None if code == 0 else "auto" if code == -1 else list(REGISTRY)[code - 1]
 
 
 def workspace_cap(device: torch.device) -> int:
@@ -115,15 +117,15 @@ def _environment_workspace_mb() -> float | None:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not value > 0:
-        raise InvalidArgument(f"UPFOLD_WORKSPACE_MB = {text!r}; must be a positive number; the unit is MiB")
+    if not 0 < value < math.inf:
+        raise InvalidArgument(f"UPFOLD_WORKSPACE_MB = {text!r}; must be a positive, finite number; the unit is MiB")
     return value
 
 
 def fallback_allowed() -> bool:
     """Whether torch's operator may stand in where no kernel of ours runs."""
     chosen = current().fallback
-    return os.environ.get("UPFOLD_FALLBACK", "1") not in ("0", "false", "no") if chosen is None else chosen
+    return os.environ.get("UPFOLD_FALLBACK", "1").lower() not in ("0", "false", "no") if chosen is None else chosen
 
 
 @dataclass(frozen=True)
@@ -255,10 +257,8 @@ def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: to
     else:
         from .execute import problem_of_layer
 
-        if input is None:
-            raise InvalidArgument(
-                "input = None; explaining a layer needs the tensor that it would get; pass explain(layer, input)"
-            )
+        _check_layer(layer_or_problem, input)
+        assert input is not None
         problem = problem_of_layer(layer_or_problem, input)
         asked = getattr(layer_or_problem, "algorithm", None) or current().algorithm
         where = input.device
@@ -268,3 +268,20 @@ def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: to
         accepted = None if refusal is not None else _planned(algorithm, problem, where, "")
         candidates.append(Candidate(name, accepted, refusal))
     return Explanation(problem, where, plan(problem, where, asked), tuple(candidates))
+
+
+def _check_layer(layer: Any, input: torch.Tensor | None) -> None:
+    """Refuse what is no transposed-convolution layer, and an input that it could not take."""
+    arguments = ("stride", "padding", "output_padding", "groups", "dilation", "weight", "bias")
+    if not getattr(layer, "transposed", True) or not all(hasattr(layer, name) for name in arguments):
+        raise InvalidArgument(
+            f"layer_or_problem = {type(layer).__name__}; must be a transposed-convolution layer or a Problem; "
+            f"fold and unfold have one method only"
+        )
+    if input is None:
+        raise InvalidArgument("input = None; explaining a layer needs the tensor that it would get; pass explain(layer, input)")
+    rank = layer.weight.dim()
+    if input.dim() not in (rank, rank - 1):
+        raise InvalidArgument(
+            f"input.shape = {tuple(input.shape)}; the layer takes {rank} axes, or {rank - 1} without the batch; got {input.dim()}"
+        )

@@ -76,13 +76,14 @@ def make_geometry(
     Raises:
         InvalidArgument: a stride, dilation or group count below 1, a negative padding, or an output padding that is not smaller
             than the larger of stride and dilation on its axis.
+        TypeError: something is no integer.
     """
     geometry = Geometry(
         per_axis("stride", stride, ndim),
         per_axis("padding", padding, ndim),
         per_axis("output_padding", output_padding, ndim),
         per_axis("dilation", dilation, ndim),
-        groups,
+        groups if isinstance(groups, torch.SymInt) else _operator.index(groups),
     )
     for name, entries, least in (
         ("stride", geometry.stride, 1),
@@ -92,7 +93,7 @@ def make_geometry(
     ):
         if any(entry < least for entry in entries):
             raise InvalidArgument(f"{name} = {entries}; must be at least {least} on every axis")
-    if groups < 1:
+    if geometry.groups < 1:
         raise InvalidArgument(f"groups = {groups}; must be at least 1; in_channels groups make a depthwise layer")
     for extra, step, spread in zip(geometry.output_padding, geometry.stride, geometry.dilation):
         if extra >= max(step, spread):
@@ -153,8 +154,7 @@ def conv_transpose_shape(
     if any(size < 1 for size in spatial):
         raise InvalidArgument(
             f"padding = {geometry.padding} gives output size {_show(spatial)} for input size {_show(x_shape[2:])}; "
-            f"each must be at "
-            f"least 1; reduce the padding or enlarge the input"
+            f"each must be at least 1; reduce the padding or enlarge the input"
         )
     shape = (x_shape[0], out_channels, *spatial)
     check_addressable("output", shape)
@@ -274,8 +274,8 @@ def _block_counts(spatial: Sequence[int], kernel_size: tuple[int, ...], geometry
     if any(count < 1 for count in counts):
         raise InvalidArgument(
             f"kernel_size = {kernel_size} with dilation {geometry.dilation} gives {_show(counts)} blocks in size "
-            f"{_show(spatial)} with "
-            f"padding {geometry.padding}; every axis needs at least one; enlarge the padding or shrink the kernel"
+            f"{_show(spatial)} with padding {geometry.padding}; every axis needs at least one; enlarge the padding or shrink "
+            f"the kernel"
         )
     return counts
 

@@ -94,7 +94,7 @@ class Activation:
         """Read ``None``, a name, or ``('leaky_relu', slope)``."""
         if value is None:
             return NO_ACTIVATION
-        name, slope = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        name, slope = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
         if not isinstance(name, str) or name not in ACTIVATION_CODES:
             known = ", ".join(repr(known) for known in ACTIVATION_CODES)
             raise InvalidArgument(
@@ -102,9 +102,14 @@ class Activation:
             )
         if slope is not None and name != "leaky_relu":
             raise InvalidArgument(f"activation = {value!r}; only 'leaky_relu' takes a slope; pass {name!r} alone")
-        if name == "leaky_relu":
+        if name != "leaky_relu":
+            return Activation(ACTIVATION_CODES[name])
+        try:
             return Activation(ACTIVATION_CODES[name], _DEFAULT_SLOPE if slope is None else float(slope))
-        return Activation(ACTIVATION_CODES[name])
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"activation = {value!r}; the slope must be a number; pass for example ('leaky_relu', 0.2)"
+            ) from None
 
 
 NO_ACTIVATION = Activation()

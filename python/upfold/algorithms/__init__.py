@@ -8,7 +8,7 @@ from .gemm import Gemm
 from .gemm_atomic import GemmAtomic
 from .torch import Torch
 
-# In the order of their codes in operator schemas, where 0 stands for `auto`.
+# In the order of their codes in operator schemas, which exported programs carry (dispatch.encode_algorithm).
 REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), GemmAtomic(), Direct(), Torch())}
 
 __all__ = ["REGISTRY", "Algorithm", "Tensors"]
