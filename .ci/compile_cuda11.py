@@ -1,8 +1,7 @@
 """Compile the device code of CUDA sources with CUDA 11.7's own compiler, by NVRTC, on a machine without a GPU.
 
 NVRTC sees no host headers: sources keep host code behind `#ifndef __CUDACC_RTC__` and name their kernels by explicit
-instantiation.
-A real architecture (sm_80, not compute_80) is asked for, so that ptxas reads inline assembly too.
+instantiation. A real architecture (sm_80, not compute_80) is asked for, so that ptxas reads inline assembly too.
 """
 
 from __future__ import annotations

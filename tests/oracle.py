@@ -23,8 +23,7 @@ REAL_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*REAL_DTYPES, torch.complex64, torch.complex128)
 # Integers up to this size have no rounding error in the type.
 LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.complex64: 2**24}
-# `torch` is the peer to fall back on, not a method of ours.
-# gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); torch is the peer.
+# gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); `torch` is the peer to fall back on, not a method of ours.
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch"))
 
 

@@ -242,6 +242,54 @@ def test_bad_gradients_stay_where_taps_carry_them(algorithm, layer, seed, device
 @given(
     layer=layers(),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.complex64)),
+    poison=st.sampled_from([torch.nan, torch.inf]),
+    seed=st.integers(0, 999),
+)
+def test_bad_weights_reach_what_their_taps_reach(algorithm, layer, dtype, poison, seed):
+    """On a CPU: the outputs by every method, the gradients by the direct one (`gemm` multiplies the padding's zeros too)."""
+    geometry, x_shape, w_shape = layer
+    if x_shape[0] == 0:
+        return
+    x, w = integers(x_shape, dtype, seed, "cpu"), integers(w_shape, dtype, seed + 1, "cpu")
+    bad, index = w.clone(), tuple(seed * 7919 % size for size in w_shape)
+    bad[index] = poison
+    mark = torch.zeros(w_shape, dtype=torch.float64)
+    mark[index] = 1
+    clean, dirty = (ours((x, weight, None), geometry, algorithm) for weight in (w, bad))
+    reached = loop_conv_transpose((torch.ones(x_shape, dtype=torch.float64), mark, None), geometry) > 0
+    assert torch.equal(dirty[~reached], clean[~reached])
+    touched = loop_conv_transpose(((x != 0).double(), mark, None), geometry) > 0
+    assert not dirty[touched].isfinite().any()
+    if algorithm == "direct":
+        g = integers(clean.shape, dtype, seed + 2, "cpu")
+        leaf = x.requires_grad_()
+        kept, spoiled = (torch.autograd.grad(ours((leaf, weight, None), geometry, algorithm), leaf, g)[0] for weight in (w, bad))
+        reached = loop_conv(torch.ones(g.shape, dtype=torch.float64), mark, x_shape[2:], geometry) > 0
+        assert torch.equal(spoiled[~reached], kept[~reached])
+
+
+@given(layer=layers(), dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.complex64)), seed=st.integers(0, 999))
+def test_bad_pixels_reach_the_weights_that_meet_them(layer, dtype, seed):
+    """The direct gradient of the weight on a CPU: a tap that carries the pixel into the padding alone does not see it."""
+    geometry, x_shape, w_shape = layer
+    if x_shape[0] == 0:
+        return
+    x, w = integers(x_shape, dtype, seed, "cpu"), integers(w_shape, dtype, seed + 1, "cpu").requires_grad_()
+    bad, index = x.clone(), tuple(seed * 7919 % size for size in x_shape)
+    bad[index] = torch.nan
+    mark = torch.zeros(x_shape, dtype=torch.float64)
+    mark[index] = 1
+    results = [ours((pixels, w, None), geometry, "direct") for pixels in (x, bad)]
+    g = integers(results[0].shape, dtype, seed + 2, "cpu")
+    kept, spoiled = (torch.autograd.grad(y, w, g)[0] for y in results)
+    met = loop_conv_transpose_weight(mark, torch.ones(g.shape, dtype=torch.float64), w_shape[2:], geometry) > 0
+    assert torch.equal(spoiled[~met], kept[~met])
+
+
+@EACH
+@given(
+    layer=layers(),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.complex64)),
     seed=st.integers(0, 99),
     storage=st.sampled_from(["flat", "slice"]),
 )

@@ -65,8 +65,7 @@ def conv_transpose2d(
 
     Args:
         input: (batch, in_channels, height, width) or (in_channels, height, width); float32, float64, float16, bfloat16,
-            complex64 or
-            complex128; any strides.
+            complex64 or complex128; any strides.
         weight: (in_channels, out_channels / groups, kernel_h, kernel_w), of the same dtype and device; the kernel is not flipped.
         bias: (out_channels,) or None.
         stride: distance, in output pixels, between the outputs of neighbouring inputs.
@@ -85,6 +84,7 @@ def conv_transpose2d(
 
     Raises:
         InvalidArgument: a ``ValueError`` and ``RuntimeError``; an argument does not fit, or the algorithm refuses.
+        TypeError: a size is no integer, or an operand no tensor.
     """
     arguments = (stride, padding, output_padding, groups, dilation)
     return _conv_transpose(2, input, weight, bias, arguments, algorithm, activation, out)

@@ -1,8 +1,7 @@
 """The description of one transposed convolution: the record that reaches the kernels, and that a plan depends on.
 
 Sizes always name the transposed convolution ``y = conv_transpose(x, w)``: ``in_*`` belongs to x and ``out_*`` to y, whichever
-of the three
-operators runs. The formulas and checks behind them are in `geometry.py`.
+of the three operators runs. The formulas and checks behind them are in `geometry.py`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
     """Whether the call may skip the dispatcher, gradients aside.
 
     False while a graph is compiled, under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or
-    forward-mode
-    differentiation, and for tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
+    forward-mode differentiation, and for tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
     """
     if is_compiling():
         return False
