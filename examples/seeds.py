@@ -1,4 +1,5 @@
-"""The five tasks that upfold was written for: `Model` is torch's layer, `ModelNew` upfold's, with the task's own signature.
+"""The five tasks that upfold was written for: `Model` is torch's layer, `ModelNew` the same with upfold's, both with the task's
+own signature.
 
     python examples/seeds.py                  # each task, cut to what a CPU does in a moment; the size that ran is printed
     python examples/seeds.py --device cuda    # full size
@@ -30,6 +31,8 @@ class GroupedDilated:
     arguments = (32, 64, (3, 5), (2, 3), (1, 2), (2, 1), 4)
 
     class Model(nn.Module):
+        layer: type[nn.ConvTranspose2d] = nn.ConvTranspose2d
+
         def __init__(
             self,
             in_channels: int,
@@ -42,32 +45,15 @@ class GroupedDilated:
             bias: bool = False,
         ) -> None:
             super().__init__()
-            self.conv_transpose2d = nn.ConvTranspose2d(
+            self.conv_transpose2d = self.layer(
                 in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias, dilation=dilation
             )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv_transpose2d(x)
 
-    class ModelNew(nn.Module):
-        def __init__(
-            self,
-            in_channels: int,
-            out_channels: int,
-            kernel_size: tuple[int, int],
-            stride: tuple[int, int] = (1, 1),
-            padding: tuple[int, int] = (0, 0),
-            dilation: tuple[int, int] = (1, 1),
-            groups: int = 1,
-            bias: bool = False,
-        ) -> None:
-            super().__init__()
-            self.conv_transpose2d = upfold.ConvTranspose2d(
-                in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias, dilation=dilation
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv_transpose2d(x)
+    class ModelNew(Model):
+        layer = upfold.ConvTranspose2d
 
 
 class AsymmetricKernel:
@@ -77,6 +63,8 @@ class AsymmetricKernel:
     arguments = (32, 64, (3, 5))
 
     class Model(nn.Module):
+        layer: type[nn.ConvTranspose2d] = nn.ConvTranspose2d
+
         def __init__(
             self,
             in_channels: int,
@@ -90,33 +78,15 @@ class AsymmetricKernel:
             bias: bool = False,
         ) -> None:
             super().__init__()
-            self.conv_transpose2d = nn.ConvTranspose2d(
+            self.conv_transpose2d = self.layer(
                 in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation
             )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv_transpose2d(x)
 
-    class ModelNew(nn.Module):
-        def __init__(
-            self,
-            in_channels: int,
-            out_channels: int,
-            kernel_size: tuple[int, int],
-            stride: tuple[int, int] = (1, 1),
-            padding: tuple[int, int] = (0, 0),
-            output_padding: tuple[int, int] = (0, 0),
-            dilation: tuple[int, int] = (1, 1),
-            groups: int = 1,
-            bias: bool = False,
-        ) -> None:
-            super().__init__()
-            self.conv_transpose2d = upfold.ConvTranspose2d(
-                in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv_transpose2d(x)
+    class ModelNew(Model):
+        layer = upfold.ConvTranspose2d
 
 
 class SquareKernel:
@@ -126,6 +96,8 @@ class SquareKernel:
     arguments = (32, 32, 3)
 
     class Model(nn.Module):
+        layer: type[nn.ConvTranspose2d] = nn.ConvTranspose2d
+
         def __init__(
             self,
             in_channels: int,
@@ -138,32 +110,15 @@ class SquareKernel:
             bias: bool = False,
         ) -> None:
             super().__init__()
-            self.conv_transpose2d = nn.ConvTranspose2d(
+            self.conv_transpose2d = self.layer(
                 in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
             )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv_transpose2d(x)
 
-    class ModelNew(nn.Module):
-        def __init__(
-            self,
-            in_channels: int,
-            out_channels: int,
-            kernel_size: int,
-            stride: int = 1,
-            padding: int = 0,
-            output_padding: int = 0,
-            groups: int = 1,
-            bias: bool = False,
-        ) -> None:
-            super().__init__()
-            self.conv_transpose2d = upfold.ConvTranspose2d(
-                in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv_transpose2d(x)
+    class ModelNew(Model):
+        layer = upfold.ConvTranspose2d
 
 
 class WideKernel:
@@ -173,6 +128,8 @@ class WideKernel:
     arguments = (64, 64, (3, 7))
 
     class Model(nn.Module):
+        layer: type[nn.ConvTranspose2d] = nn.ConvTranspose2d
+
         def __init__(
             self,
             in_channels: int,
@@ -185,32 +142,15 @@ class WideKernel:
             bias: bool = False,
         ) -> None:
             super().__init__()
-            self.conv_transpose2d = nn.ConvTranspose2d(
+            self.conv_transpose2d = self.layer(
                 in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
             )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv_transpose2d(x)
 
-    class ModelNew(nn.Module):
-        def __init__(
-            self,
-            in_channels: int,
-            out_channels: int,
-            kernel_size: tuple[int, int],
-            stride: int = 1,
-            padding: int = 0,
-            output_padding: int = 0,
-            groups: int = 1,
-            bias: bool = False,
-        ) -> None:
-            super().__init__()
-            self.conv_transpose2d = upfold.ConvTranspose2d(
-                in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv_transpose2d(x)
+    class ModelNew(Model):
+        layer = upfold.ConvTranspose2d
 
 
 class WideImage:
@@ -220,6 +160,8 @@ class WideImage:
     arguments = (64, 128, (3, 5))
 
     class Model(nn.Module):
+        layer: type[nn.ConvTranspose2d] = nn.ConvTranspose2d
+
         def __init__(
             self,
             in_channels: int,
@@ -233,33 +175,15 @@ class WideImage:
             bias: bool = False,
         ) -> None:
             super().__init__()
-            self.conv_transpose2d = nn.ConvTranspose2d(
+            self.conv_transpose2d = self.layer(
                 in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation
             )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.conv_transpose2d(x)
 
-    class ModelNew(nn.Module):
-        def __init__(
-            self,
-            in_channels: int,
-            out_channels: int,
-            kernel_size: tuple[int, int],
-            stride: tuple[int, int] = (1, 1),
-            padding: tuple[int, int] = (0, 0),
-            output_padding: tuple[int, int] = (0, 0),
-            groups: int = 1,
-            dilation: tuple[int, int] = (1, 1),
-            bias: bool = False,
-        ) -> None:
-            super().__init__()
-            self.conv_transpose2d = upfold.ConvTranspose2d(
-                in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv_transpose2d(x)
+    class ModelNew(Model):
+        layer = upfold.ConvTranspose2d
 
 
 TASKS: tuple[Any, ...] = (GroupedDilated, AsymmetricKernel, SquareKernel, WideKernel, WideImage)
