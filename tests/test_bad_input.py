@@ -88,6 +88,10 @@ BAD = {
         r"out has strides .*must not share memory",
     ),
     "64-bit overflow": (lambda: deconv(stride=2**61), r"64-bit"),
+    "stride beyond 64 bits on an axis of 1": (lambda: deconv(X[:, :, :1, :1], stride=2**64), r"stride = .*64-bit"),
+    "dilation beyond 64 bits of a kernel of 1": (lambda: deconv(w=W[:, :, :1, :1], dilation=2**64), r"dilation = .*64-bit"),
+    "padding beyond 64 bits": (lambda: deconv(padding=2**63), r"padding = .*64-bit"),
+    "stride of fold beyond 64 bits": (lambda: upfold.unfold(X, 3, stride=2**64), r"stride = .*64-bit"),
     "64-bit overflow of one axis": (lambda: deconv(dilation=2**62), r"64-bit"),
     "layer's input": (
         lambda: upfold.ConvTranspose2d(4, 3, 3)(torch.ones(2, 5, 4, 4)),

@@ -70,6 +70,10 @@ def test_installed_as_a_module(tmp_path):
     assert torch.__version__ in done.stdout
 
 
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"upfold {upfold.__version__}\n", "")
+
+
 def test_compare_prints_every_method(capsys):
     status, out, _ = run(capsys, "compare", *TINY)
     assert status == 0
@@ -197,12 +201,14 @@ BAD = {
     "no such suite": (["bench", "--suite", "nothing"], "nothing"),
     "chart suffix": (["compare", "--chart", "picture.exe"], "must end in .png"),
     "dtype": (["compare", "--dtype", "int8"], "int8"),
-    "device": (["compare", "--device", "abacus"], "abacus"),
+    "device": (["compare", "--device", "abacus"], "--device = 'abacus'; must be cpu, cuda or cuda:N"),
+    "device without kernels": (["explain", "--device", "mps"], "--device = 'mps'; must be cpu, cuda or cuda:N"),
     "seconds": (["bench", "--seconds", "0"], "must be above 0"),
     "model without colon": (["scan", "json"], "must be package.module:build"),
     "no such module": (["scan", "no_such_module_of_upfold:build"], "cannot import no_such_module_of_upfold"),
     "no such function": (["scan", "json:nothing"], "json has no nothing"),
     "no model": (["scan", "collections:OrderedDict"], "gives OrderedDict, not a torch.nn.Module"),
+    "function with arguments": (["scan", "upfold:conv_transpose2d"], "conv_transpose2d() fails: TypeError: "),
     "shape": (["scan", "upfold.decoder:build", "--input", "axb"], "sizes joined by x"),
     "wrong input": (["scan", "upfold.decoder:build", "--input", "1x5x32x32"], "1x5x32x32"),
 }

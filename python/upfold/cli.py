@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from . import __version__
 from .geometry import InvalidArgument
 from .options import DTYPES, Failure, add_layer, add_run, chosen_case, chosen_device, layer_words, positive, shape
 
@@ -64,6 +65,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     what = "Transposed convolution for PyTorch: compare methods, explain choices, scan models."
     parser = _Parser(prog="upfold", description=what)
+    parser.add_argument("--version", action="version", version=f"upfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, (function, add_options, text, *examples) in _COMMANDS.items():
         command: argparse.ArgumentParser = commands.add_parser(
@@ -231,7 +233,10 @@ def _load_model(path: str) -> torch.nn.Module:
     found = getattr(module, attribute, None)
     if found is None:
         raise Failure(f"model = {path!r}; {module_name} has no {attribute}")
-    model = found if isinstance(found, torch.nn.Module) else found()
+    try:
+        model = found if isinstance(found, torch.nn.Module) else found()
+    except Exception as error:  # the user's own function
+        raise Failure(f"model = {path!r}; {attribute}() fails: {type(error).__name__}: {error}") from None
     if not isinstance(model, torch.nn.Module):
         raise Failure(f"model = {path!r}; gives {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -15,6 +15,7 @@ import torch
 
 IntOrInts = int | Sequence[int]
 _ADDRESSABLE_BYTES = 2**63 - 1
+_LARGEST_POSITION = 2**62
 
 
 class InvalidArgument(ValueError, RuntimeError):
@@ -147,6 +148,7 @@ def conv_transpose_shape(
             f"bias.shape = {_show(bias_shape)}; must be ({out_channels},); weight.shape[1] * groups is the number "
             f"of output channels"
         )
+    _check_positions(x_shape[2:], w_shape[2:], geometry)
     spatial = tuple(
         output_size(*sizes)
         for sizes in zip(x_shape[2:], w_shape[2:], geometry.stride, geometry.padding, geometry.dilation, geometry.output_padding)
@@ -267,6 +269,7 @@ def block_geometry(
 
 def _block_counts(spatial: Sequence[int], kernel_size: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
     """Number of sliding blocks on each axis, the formula of ``torch.nn.Unfold``'s documentation."""
+    _check_positions(spatial, kernel_size, geometry)
     counts = tuple(
         (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, pad, dilation in zip(spatial, kernel_size, geometry.stride, geometry.padding, geometry.dilation)
@@ -285,6 +288,20 @@ def _product(sizes: Sequence[int]) -> int:
     for size in sizes:
         product *= size
     return product
+
+
+def _check_positions(in_size: Sequence[int], kernel_size: Sequence[int], geometry: Geometry) -> None:
+    """Refuse arguments with which the position that a tap reaches, padding included, could leave a signed 64-bit integer."""
+    g = geometry
+    for axis in zip(in_size, kernel_size, g.stride, g.padding, g.dilation):
+        if not all(isinstance(entry, int) for entry in axis):
+            continue
+        size, kernel, stride, pad, dilation = axis
+        if size * stride + kernel * dilation + 2 * pad > _LARGEST_POSITION:
+            raise InvalidArgument(
+                f"stride = {g.stride}, padding = {g.padding}, dilation = {g.dilation}; positions must fit a 64-bit integer; "
+                f"reduce the largest"
+            )
 
 
 def check_addressable(name: str, shape: Sequence[int], element_bytes: int = 16) -> None:

@@ -79,11 +79,15 @@ def chosen_device(arguments: argparse.Namespace) -> torch.device:
     try:
         device = torch.device(arguments.device)
     except RuntimeError:
-        raise Failure(f"--device = {arguments.device!r}; must be cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise Failure(f"--device = {arguments.device!r}; must be cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         from . import info
 
         raise Failure(f"--device = {arguments.device}; CUDA is unavailable: {info.cuda_state()['reason']}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Failure(f"--device = {arguments.device}; there are {torch.cuda.device_count()} GPUs, counted from 0")
     return device
 
 
