@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -223,6 +224,49 @@ def test_every_refusal_is_listed():
     for name in ALGORITHMS:
         with pytest.raises(InvalidArgument, match=f"algorithm = '{name}'; it refuses"):
             upfold.dispatch.plan(problem, torch.device("mps"), name)
+
+
+@pytest.fixture
+def uncovered(monkeypatch):
+    """As on a device that upfold has no kernels for, which this machine lacks: the CPU plays it."""
+    monkeypatch.setattr(upfold.functional, "_OUR_DEVICES", frozenset())
+    reason = "upfold has no kernels for this"
+    monkeypatch.setattr(upfold.columns, "_missing", lambda tensor: reason)
+
+
+def test_an_uncovered_device_runs_torchs_operator(uncovered):
+    for x in (X, X[0]):
+        x, w = x.clone().requires_grad_(), W.clone().requires_grad_()
+        with pytest.warns(RuntimeWarning, match="torch's own operator runs"):
+            y = deconv(x, w, stride=2, output_padding=1, activation="tanh")
+        want = torch.tanh(torch.nn.functional.conv_transpose2d(x, w, B, 2, 0, 1))
+        assert torch.equal(y, want)
+        for one, other in zip(torch.autograd.grad(y.sum(), (x, w)), torch.autograd.grad(want.sum(), (x, w)), strict=True):
+            assert torch.equal(one, other)
+    with pytest.warns(RuntimeWarning, match="fold and unfold"):
+        columns = upfold.unfold(X, 3)
+    assert torch.equal(columns, torch.nn.functional.unfold(X, 3))
+    with pytest.warns(RuntimeWarning, match="fold and unfold"):
+        assert torch.equal(upfold.fold(columns, (5, 6), 3), torch.nn.functional.fold(columns, (5, 6), 3))
+    with pytest.raises(InvalidArgument, match="two axes only"):
+        upfold.unfold(torch.ones(1, 1, 5), (3,))
+
+
+def test_an_uncovered_device_refuses_what_it_must(uncovered):
+    with pytest.raises(InvalidArgument, match=r"algorithm = 'gemm'; it refuses this problem: upfold has no kernels for cpu"):
+        deconv(algorithm="gemm")
+    with pytest.raises(InvalidArgument, match=r"algorithm = 'winograd'; must be one of"):
+        deconv(algorithm="winograd")
+    with pytest.raises(InvalidArgument, match=r"groups = 3; must divide"):
+        deconv(groups=3)
+    with upfold.use(fallback=False):
+        with pytest.raises(InvalidArgument, match="falling back to torch is off"):
+            deconv()
+        with pytest.raises(InvalidArgument, match="no kernel runs on this device"):
+            upfold.unfold(X, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(deconv(algorithm="torch"), torch.nn.functional.conv_transpose2d(X, W, B))
 
 
 def test_fallback_warns_and_says_why():

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Failure as failure:
         return _complain(arguments.name, str(failure))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("rich", "matplotlib", "platformdirs"):
+        if (error.name or "").partition(".")[0] not in ("rich", "matplotlib"):
             raise
         return _complain(arguments.name, f"{error.name} is not installed; pip install 'upfold[cli]' brings it")
     except (InvalidArgument, ValueError, OSError) as error:

@@ -13,9 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import activation as activations
 from . import autograd, columns, execute
-from .dispatch import fallback_allowed
+from .dispatch import FALLBACK, check_name, current, fallback_allowed
 from .execute import Arguments
-from .geometry import IntOrInts, InvalidArgument, per_axis
+from .geometry import IntOrInts, InvalidArgument, conv_transpose_shape, make_geometry, per_axis
 from .overlap import check_like, check_out
 from .problem import Activation, ActivationLike
 from .watch import has_memory, needs_gradient, nobody_intercepts
@@ -171,7 +171,9 @@ def _intercepted(
     if x.device.type in _OUR_DEVICES:
         y = autograd.conv_transpose(x, w, bias, arguments, algorithm)
     else:
-        _warn_of_fallback(x.device)
+        bias_shape = None if bias is None else bias.shape
+        conv_transpose_shape(x.shape, w.shape, bias_shape, make_geometry(ndim, *arguments))
+        _announce_fallback(x.device, algorithm or current().algorithm)
         y = _TORCH[ndim](x, w, bias, *arguments)
     y = activations.apply(y, parsed)
     return y if out is None else _written(out, y, x, w, bias)
@@ -200,8 +202,14 @@ def _check_tensors(*, bias: Tensor | None = None, out: Tensor | None = None, **r
         raise InvalidArgument(f"out.device = {out.device} but input is on {device}; they must match; move one with .to()")
 
 
-def _warn_of_fallback(device: torch.device) -> None:
+def _announce_fallback(device: torch.device, asked: str | None) -> None:
+    """Say that torch's operator runs, where it was not asked for by name; refuse where another was, or none may stand in."""
+    if asked == FALLBACK:
+        return
     reason = f"upfold has no kernels for {device.type}"
+    if asked is not None and asked != "auto":
+        check_name(asked)
+        raise InvalidArgument(f"algorithm = {asked!r}; it refuses this problem: {reason}; {FALLBACK} accepts it")
     if not fallback_allowed():
         raise InvalidArgument(
             f"input is on {device}; {reason}, and falling back to torch is off; move it to a CPU or a CUDA device"
