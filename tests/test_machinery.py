@@ -285,3 +285,26 @@ def test_the_backward_runs_what_the_forward_ran(algorithm, chosen, device, monke
             y = layer(x, w, b)
     y.sum().backward()
     assert ran == [algorithm] * 3
+
+
+def test_the_backward_has_the_settings_of_its_forward(device, monkeypatch):
+    """In whatever thread it runs: that of a GPU's backward knows nothing of `use`."""
+    caps = []
+    for method in REGISTRY.values():
+        run = method.run
+        monkeypatch.setattr(method, "run", lambda *rest, run=run: (caps.append(rest[0].workspace_cap), run(*rest))[1])
+    x, w, b = operands(device, requires_grad=True)
+    with upfold.use(workspace_mb=3):
+        y = layer(x, w, b)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    thread = threading.Thread(target=lambda: first.square().sum().backward())
+    thread.start()
+    thread.join()
+    assert len(caps) > 4
+    assert set(caps) == {3 << 20}
+    assert upfold.dispatch.current().workspace_mb is None
+    caps.clear()
+    y = layer(x, w, b)
+    with upfold.use(workspace_mb=5):  # what the forward left open is open to the block round the backward
+        y.sum().backward()
+    assert caps[1:] == [5 << 20] * 2

@@ -20,7 +20,7 @@ from . import columns as column_kernels
 from . import execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
 from .columns import BlockArguments
-from .dispatch import current, encode_algorithm
+from .dispatch import current, encode_algorithm, restored
 from .execute import Arguments
 from .geometry import block_geometry, make_geometry
 from .watch import needs_gradient, nobody_intercepts, transform_is_active
@@ -109,14 +109,6 @@ def _op(name: str, *inputs: Any) -> torch.Tensor:
     return result
 
 
-def _settled(algorithm: str | None) -> str | None:
-    """The algorithm for a backward, which may run in another thread, where `use` is not seen.
-
-    A graph that is being recorded keeps the choice open: `use` is read when it runs.
-    """
-    return algorithm or (current().algorithm if nobody_intercepts() else None)
-
-
 def _channels(grad: torch.Tensor) -> torch.Tensor:
     """The gradient of the bias: the sum over batch and space."""
     return grad.sum(dim=[0, *range(2, grad.dim())])
@@ -135,8 +127,7 @@ class _ConvTransposeRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, w, _, ctx.arguments, algorithm = inputs
-        ctx.algorithm = _settled(algorithm)
+        x, w, _, ctx.arguments, ctx.algorithm = inputs
         ctx.save_for_backward(x, w)
         ctx.save_for_forward(x, w)
 
@@ -197,8 +188,7 @@ class _ConvRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        g, w, ctx.in_size, ctx.arguments, algorithm = inputs
-        ctx.algorithm = _settled(algorithm)
+        g, w, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
         ctx.save_for_backward(g, w)
         ctx.save_for_forward(g, w)
 
@@ -249,8 +239,7 @@ class _ConvTransposeWeightRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, g, ctx.kernel_size, ctx.arguments, algorithm = inputs
-        ctx.algorithm = _settled(algorithm)
+        x, g, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
         ctx.save_for_backward(x, g)
         ctx.save_for_forward(x, g)
 
@@ -352,10 +341,18 @@ def _eager(rules: Any) -> Any:
 
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         rules.remember(ctx, inputs)
+        # A graph that is being recorded keeps the choice open: `use` is read when it runs.
+        ctx.settings = current() if nobody_intercepts() else None
         result: torch.Tensor = rules.compute(*inputs)
         return result
 
-    members = {"forward": forward, "backward": rules.backward, "jvp": rules.jvp}
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.settings is None:
+            return rules.backward(ctx, *grads)
+        with restored(ctx.settings):
+            return rules.backward(ctx, *grads)
+
+    members = {"forward": forward, "backward": backward, "jvp": rules.jvp}
     return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})
 
 

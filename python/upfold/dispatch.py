@@ -45,8 +45,8 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
     """Set how upfold's operators run inside a ``with`` block or a decorated function.
 
     The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
-    the running thread or task; blocks nest, and an argument left at None keeps the outer value. Put the block round a compiled
-    function, not into it: there it breaks the graph.
+    the running thread or task; blocks nest, and an argument left at None keeps the outer value. A backward keeps the settings of
+    its forward. Put the block round a compiled function, not into it: there it breaks the graph.
 
     Args:
         algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
@@ -68,6 +68,17 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
         outer.fallback if fallback is None else bool(fallback),
     )
     token = _settings.set(inner)
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
+@contextlib.contextmanager
+def restored(settings: Settings) -> Iterator[None]:
+    """Settings that were `current` before, in force again where they said something: a backward may run in another thread."""
+    merged: list[Any] = [now if then is None else then for then, now in zip(settings, current())]
+    token = _settings.set(Settings(*merged))
     try:
         yield
     finally:
