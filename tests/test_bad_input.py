@@ -9,10 +9,12 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import upfold
 from oracle import ALGORITHMS, ours
-from upfold import InvalidArgument
+from upfold import InvalidArgument, overlap
 from upfold.geometry import make_geometry
 
 X, W, B = torch.ones(2, 4, 5, 6), torch.ones(4, 3, 3, 3), torch.ones(3)
@@ -193,6 +195,33 @@ def test_out_beside_the_input_in_one_storage_is_taken():
     upfold.conv_transpose2d(channels[:, :4], torch.ones(4, 4, 1, 1), out=channels[:, 4:])
     assert (channels[:, 4:] == 4).all()
     assert (channels[:, :4] == 1).all()
+
+
+@given(data=st.data())
+def test_overlap_is_decided_exactly(data):
+    """Two random slices of one buffer, against the sets of their elements."""
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(shape))))
+    buffer = torch.arange(torch.Size(shape).numel()).view(shape).permute(order)
+
+    def part():
+        ends = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in buffer.shape]
+        steps = data.draw(st.sampled_from([1, 1, 1, 2]))
+        return buffer[tuple(slice(*pair, steps) for pair in ends)]
+
+    one, other = part(), part()
+    meet = bool(set(one.flatten().tolist()) & set(other.flatten().tolist()))
+    assert overlap._share_an_element(one, other) == meet
+
+
+def test_overlap_of_channels_costs_no_memory():
+    """Channels of a buffer too large to exist: nothing may be marked."""
+    image = 2**20 * 2**20
+    strides = (96 * image, image, 2**20, 1)
+    halves = (8, 48, 2**20, 2**20)
+    assert not overlap._views_meet(halves, strides, halves, strides, 48 * image)
+    assert not overlap._views_meet(halves, strides, halves, strides, -48 * image)
+    assert not overlap._views_meet(halves, strides, (8, 32, 2**20, 2**20), strides, 64 * image)
 
 
 def test_gemm_by_name_needs_its_workspace():

@@ -66,11 +66,36 @@ def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return False
 
 
+def _boxes_are_apart(shape_a: tuple[int, ...], shape_b: tuple[int, ...], strides: tuple[int, ...], distance: int) -> bool:
+    """Whether two slices of one tensor certainly share no element, as parts of its channels do; False means: unknown.
+
+    On each axis a covers [0, size_a) and b [d, d + size_b), `distance` being the sum of d * stride. Where the finer axes together
+    never reach the stride of a coarser one, an element has one set of coordinates only, and one axis apart keeps all apart.
+    """
+    rest, apart, axes = distance, False, []
+    for step, size_a, size_b in sorted(zip(strides, shape_a, shape_b), reverse=True):
+        if size_a == size_b == 1:
+            continue
+        offset = 0 if step == 0 else abs(rest) // step * (1 if rest > 0 else -1)
+        rest -= offset * step
+        apart = apart or offset >= size_a or -offset >= size_b
+        axes.append((step, max(size_a, offset + size_b) - min(0, offset)))
+    reach = 0
+    for step, extent in reversed(axes):
+        if step <= reach:
+            return False
+        reach += (extent - 1) * step
+    return apart and rest == 0
+
+
 @lru_cache(maxsize=256)
 def _views_meet(
     shape_a: tuple[int, ...], strides_a: tuple[int, ...], shape_b: tuple[int, ...], strides_b: tuple[int, ...], distance: int
 ) -> bool:
-    """Whether two views of one buffer meet; `distance` is b's first element minus a's. Exact, by marking the elements."""
+    """Whether two views of one buffer meet; `distance` is b's first element minus a's. Exact."""
+    if strides_a == strides_b and _boxes_are_apart(shape_a, shape_b, strides_a, distance):
+        return False
+    # Any other pair: mark the elements of one, and look at those of the other.
     first_a, first_b = max(0, -distance), max(0, distance)
 
     def view(marks: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
