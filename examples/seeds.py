@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import upfold
 from upfold import cases
-from upfold.floor import tf32_allowed
+from upfold.precision import tf32_allowed
 from upfold.reference import reference
 from upfold.timing import medians
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from upfold import cases, floor, timing
+from upfold import cases, floor, precision, timing
 from upfold.reference import reference, round_to_tf32
 
 pytest.importorskip("rich", reason="the bench's tables need rich")
@@ -64,7 +64,7 @@ def test_measured_ceilings_are_kept():
     assert found.bytes_per_second > 0
     assert found.flops_per_second > 0
     assert floor.ceilings("cpu", torch.float32) is found
-    assert not floor.tf32_allowed("cpu")
+    assert not precision.tf32_allowed("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import upfold
 from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours
 from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, torch_layer
-from upfold import cases
+from upfold import cases, execute
 from upfold.algorithms import REGISTRY
 
 
@@ -274,9 +274,10 @@ def test_auto_takes_torch_never_where_ours_run(device):
 def test_the_backward_runs_what_the_forward_ran(algorithm, chosen, device, monkeypatch):
     """Also when it runs after the block that chose has ended, as backward passes do."""
     ran = []
+    monkeypatch.setattr(execute, "_launches", {})
     for name, method in REGISTRY.items():
-        run = method.run
-        monkeypatch.setattr(method, "run", lambda *rest, name=name, run=run: (ran.append(name), run(*rest))[1])
+        prepare = method.prepare
+        monkeypatch.setattr(method, "prepare", lambda *rest, name=name, prepare=prepare: (ran.append(name), prepare(*rest))[1])
     x, w, b = operands(device, requires_grad=True)
     if chosen == "by name":
         y = upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm=algorithm)

@@ -53,6 +53,7 @@ TENSORS = {
     "negation": lambda: torch._neg_view(torch.ones(2)),
     "sparse": lambda: torch.ones(2).to_sparse(),
     "meta": lambda: torch.ones(2, device="meta"),
+    "zero without memory": lambda: torch._efficientzerotensor(2),
 }
 
 
@@ -61,6 +62,7 @@ def test_tensors(name):
     assert not nobody_intercepts(TENSORS[name]())
     assert not nobody_intercepts(torch.ones(2), None, TENSORS[name]())
     assert nobody_intercepts(torch.nn.Parameter(torch.ones(2)), None)
+    assert nobody_intercepts(torch.ones(0, 2))  # an empty batch has a null address too
 
 
 def test_transforms():
@@ -208,3 +210,10 @@ def test_fake_out_is_refused():
         out = torch.empty(2, 3, 7, 8)
     with pytest.raises(Exception, match=r"FakeTensor|fake"):
         upfold.conv_transpose2d(x, w, out=out)
+
+
+def test_zeros_without_memory():
+    """Their address is null."""
+    x, w, b = operands("cpu")
+    zeros = torch._efficientzerotensor(x.shape)
+    torch.testing.assert_close(layer(zeros, w, b), torch_layer(torch.zeros_like(x), w, b))

@@ -42,11 +42,18 @@ void gemm(const Problem& p, const GemmOptions& options, std::uintptr_t x, std::u
   upfold::cuda::gemm({device, stream}, p, options, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)});
 }
 
-void direct(const Problem& p, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
-            int config, int device, std::uintptr_t stream) {
-  const py::gil_scoped_release release;
-  upfold::cuda::direct({device, stream}, p, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, config);
-}
+// What the calls of one plan have in common, so that a call converts addresses and nothing else.
+struct DirectCall {
+  Problem problem;
+  int config, device;
+
+  void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+               std::uintptr_t stream) const {
+    const py::gil_scoped_release release;
+    upfold::cuda::direct({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
+                         config);
+  }
+};
 
 // (result channels, positions) of each tile choice.
 py::list direct_tiles() {
@@ -98,8 +105,11 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("direct_tiles", &direct_tiles);
   m.def("direct_fits", &upfold::cuda::direct_fits, py::arg("problem"), py::arg("config"));
   m.def("direct_workspace_bytes", &upfold::cuda::direct_workspace_bytes, py::arg("problem"), py::arg("config"));
-  m.def("direct", &direct, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-        py::arg("config"), py::arg("device"), py::arg("stream"));
+  py::class_<DirectCall>(m, "DirectCall", py::module_local())
+      .def(py::init([](const Problem& problem, int config, int device) { return DirectCall{problem, config, device}; }),
+           py::arg("problem"), py::arg("config"), py::arg("device"))
+      .def("enqueue", &DirectCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }

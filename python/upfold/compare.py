@@ -11,9 +11,10 @@ import torch
 
 from . import dispatch, execute
 from .cases import Case
-from .floor import Ceilings, ceilings, tf32_allowed
+from .floor import Ceilings, ceilings
 from .geometry import Geometry
 from .methods import CHANNELS_LAST, Method, in_layout, our_method, peers
+from .precision import tf32_allowed
 from .problem import Problem
 from .reference import Reference, reference
 from .timing import Call, Work, data_sets, measure

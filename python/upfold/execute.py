@@ -5,6 +5,7 @@ Everything here works on plain tensors below autograd; `ops.py` and the fast pat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from .algorithms import REGISTRY, Algorithm, Tensors
 from .dispatch import current, plan, workspace_cap
 from .geometry import IntOrInts, InvalidArgument, cached_geometry, conv_shape, conv_transpose_shape, conv_transpose_weight_shape
 from .overlap import check_out
-from .problem import DTYPE_CODES, Activation, ActivationLike, Operator, Problem, make_problem
+from .precision import convolutions_take_tf32
+from .problem import DTYPE_BYTES, DTYPE_CODES, Activation, ActivationLike, Operator, Problem, make_problem
 
 # stride, padding, output_padding, groups, dilation, in torch's order; hashable
 Arguments = tuple[IntOrInts, IntOrInts, IntOrInts, int, IntOrInts]
 _MOST_LAUNCHES = 4096
+_MOST_ALIGNMENT = 16  # bytes; no access of the kernels is wider
+_DENSE = (1,)
 _threads = torch.get_num_threads
 _launches: dict[Any, Launch] = {}
 
@@ -26,59 +30,68 @@ _launches: dict[Any, Launch] = {}
 class Launch:
     """One planned call: everything about it that does not change from call to call with the same key."""
 
-    __slots__ = ("algorithm", "channels_last", "config", "copies", "empty", "problem", "shape", "workspace_bytes")
+    __slots__ = ("algorithm", "config", "copies", "empty", "enqueue", "index", "problem", "scratch", "shape", "strides")
 
-    def __init__(
-        self,
-        problem: Problem,
-        device: torch.device,
-        algorithm: str | None,
-        shape: tuple[int, ...],
-        channels_last: bool,
-        copies: bool,
-    ) -> None:
+    def __init__(self, problem: Problem, device: torch.device, algorithm: str | None, result: torch.Tensor, copies: bool) -> None:
         self.problem = problem
-        self.shape = shape
-        self.channels_last = channels_last
+        self.shape, self.strides = tuple(result.shape), result.stride()
         self.copies = copies  # whether an operand must be made contiguous first
         self.empty = problem.batch == 0
         chosen = plan(problem, device, algorithm)
         self.algorithm: Algorithm = REGISTRY[chosen.algorithm]
         self.config = chosen.config
-        self.workspace_bytes = chosen.workspace_bytes
+        # In elements of the operands' type: of torch's allocating calls the one that takes no type is the quickest.
+        self.scratch = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
+        self.index = device.index if device.type == "cuda" else None
+        self.enqueue = None if self.empty else self.algorithm.prepare(problem, self.config, device)
 
-    def run(self, tensors: Tensors) -> None:
-        """Run on tensors that the caller keeps alive."""
-        device = tensors.x.device
-        workspace = None
-        if self.workspace_bytes:
-            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        self.algorithm.run(self.problem, tensors, self.config, workspace, stream)
+    def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+        """Run on tensors that the caller keeps alive; the problem's operator says which of x, w, y is written."""
+        workspace = x.new_empty_strided(self.scratch, _DENSE) if self.scratch[0] else None
+        stream = 0 if self.index is None else _stream(self.index)
+        if self.enqueue is None:
+            bytes_ = None if workspace is None else workspace.view(torch.uint8)
+            self.algorithm.run(self.problem, Tensors(x, w, bias, y), self.config, bytes_, stream)
+            return
+        self.enqueue(
+            x.data_ptr(),
+            w.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            0 if workspace is None else workspace.data_ptr(),
+            stream,
+        )
+
+
+def _stream_of_device(index: int) -> int:
+    # What torch offers on every version; it builds a Stream object first.
+    handle: int = torch.cuda.current_stream(index).cuda_stream
+    return handle
+
+
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_device)
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
 
-def _environment(t: torch.Tensor) -> Any:
-    """What a plan depends on beside the tensors: settings, and threads or TF32."""
-    return current(), _tf32_allowed(t) if t.is_cuda else _threads()
-
-
-def _tf32_allowed(t: torch.Tensor) -> bool:
-    """Whether torch lets float32 convolutions on a GPU round their operands to TF32."""
-    if t.dtype is not torch.float32:
-        return False
-    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
-    if precision is not None and precision != "none":
-        return bool(precision == "tf32")
-    return bool(torch.backends.cudnn.allow_tf32)
+def _environment(*tensors: torch.Tensor | None) -> Any:
+    """What a plan depends on beside shapes: the settings, and the threads, or TF32 and the low bits of the addresses."""
+    first = tensors[0]
+    assert first is not None
+    if not first.is_cuda:
+        return current(), _threads()
+    addresses = 0
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    return current(), first.dtype is torch.float32 and convolutions_take_tf32(), addresses & (_MOST_ALIGNMENT - 1)
 
 
 def _alignment(*tensors: torch.Tensor | None) -> int:
     """The largest power of two, at most 16, that divides every address."""
-    addresses = 16
+    addresses = _MOST_ALIGNMENT
     for tensor in tensors:
         if tensor is not None:
             addresses |= tensor.data_ptr()
@@ -119,21 +132,26 @@ def conv_transpose(
         InvalidArgument: the arguments do not fit.
     """
     key = (
-        _tensor_key(x),
-        _tensor_key(w),
+        x.shape,
+        x.stride(),
+        x.dtype,
+        x.device,
+        w.shape,
+        w.stride(),
+        w.dtype,
+        w.device,
         None if bias is None else _tensor_key(bias),
         arguments,
         algorithm,
         activation,
         None if out is None else _tensor_key(out),
-        _environment(x),
-        _alignment(x, w, bias, out) if x.is_cuda else 0,
+        _environment(x, w, bias, out),
     )
     launch = _launches.get(key)
     if launch is None:
         launch = _remember(key, _plan_conv_transpose(x, w, bias, arguments, algorithm, activation, out))
     if out is None:
-        y = layout.empty_result(launch.shape, x, True) if launch.channels_last else x.new_empty(launch.shape)
+        y = x.new_empty_strided(launch.shape, launch.strides)
     else:
         check_out(out, x, w, bias)
         y = out
@@ -141,7 +159,7 @@ def conv_transpose(
         return y
     if launch.copies:
         x, bias = _readable(x), None if bias is None else bias.contiguous()
-    launch.run(Tensors(x, w, bias, y))
+    launch.run(x, w, bias, y)
     return y
 
 
@@ -154,10 +172,9 @@ def _plan_conv_transpose(
     activation: ActivationLike,
     out: torch.Tensor | None,
 ) -> Launch:
-    problem, channels_last = _describe(x, w, bias, arguments, activation, out)
+    problem, y = _describe(x, w, bias, arguments, activation, out)
     copies = not layout.has_dense_rows(x) or (bias is not None and not bias.is_contiguous())
-    shape = (x.shape[0], problem.out_channels, *problem.out_size[3 - problem.spatial_ndim :])
-    return Launch(problem, x.device, algorithm or current().algorithm, shape, channels_last, copies)
+    return Launch(problem, x.device, algorithm or current().algorithm, y, copies)
 
 
 def _describe(
@@ -167,8 +184,8 @@ def _describe(
     arguments: Arguments,
     activation: ActivationLike,
     out: torch.Tensor | None = None,
-) -> tuple[Problem, bool]:
-    """Check the operands of a transposed convolution; return its problem and whether a fresh result is channels_last."""
+) -> tuple[Problem, torch.Tensor]:
+    """Check the operands of a transposed convolution; return its problem and the result, or a stand-in without memory."""
     geometry = cached_geometry(x.dim() - 2, *arguments)
     check_operands(input=x, weight=w, bias=bias, out=out)
     shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
@@ -179,13 +196,14 @@ def _describe(
         )
     if out is not None and tuple(out.shape) != shape:
         raise InvalidArgument(f"out.shape = {tuple(out.shape)}; must be {shape}; allocate it with that shape")
-    channels_last = layout.result_is_channels_last(x, w, geometry)
-    y = layout.empty_result(shape, x, channels_last, device="meta") if out is None else out
+    y = out
+    if y is None:
+        y = layout.empty_result(shape, x, layout.result_is_channels_last(x, w, geometry), device="meta")
     surroundings = _surroundings(x, _alignment(x, w, bias, out))
     problem = make_problem(
         Operator.CONV_TRANSPOSE, _as_read(x), w, y, geometry, has_bias=bias is not None, activation=parsed, **surroundings
     )
-    return problem, channels_last
+    return problem, y
 
 
 def conv(
@@ -195,7 +213,7 @@ def conv(
 
     `in_size` is the spatial size of the result; with output padding it cannot be inferred.
     """
-    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g), _alignment(g, w) if g.is_cuda else 0)
+    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g, w))
     launch = _launches.get(key)
     if launch is None:
         geometry = cached_geometry(g.dim() - 2, *arguments)
@@ -206,11 +224,13 @@ def conv(
         surroundings = _surroundings(g, _alignment(g, w))
         problem = make_problem(Operator.CONV, x, w, _as_read(g), geometry, **surroundings)
         copies = not layout.has_dense_rows(g)
-        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, shape, channels_last, copies))
-    x = layout.empty_result(launch.shape, g, launch.channels_last)
+        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, x, copies))
+    x = g.new_empty_strided(launch.shape, launch.strides)
     if launch.empty:
         return x
-    launch.run(Tensors(x, w, None, _readable(g) if launch.copies else g))
+    if launch.copies:
+        g = _readable(g)
+    launch.run(x, w, None, g)
     return x
 
 
@@ -224,9 +244,8 @@ def conv_transpose_weight(
         kernel_size,
         arguments,
         algorithm,
-        _environment(g),
-        _alignment(x, g) if g.is_cuda else 0,
-        1,
+        _environment(g, x),
+        Operator.CONV_TRANSPOSE_WEIGHT,  # or the key could be that of `conv`
     )
     launch = _launches.get(key)
     if launch is None:
@@ -237,13 +256,13 @@ def conv_transpose_weight(
         surroundings = _surroundings(g, _alignment(x, g))
         problem = make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings)
         copies = not (layout.has_dense_rows(x) and layout.has_dense_rows(g))
-        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, shape, False, copies))
+        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, w, copies))
     if launch.empty:
         return x.new_zeros(launch.shape)
-    w = x.new_empty(launch.shape)
+    w = x.new_empty_strided(launch.shape, launch.strides)
     if launch.copies:
         x, g = _readable(x), _readable(g)
-    launch.run(Tensors(x, w, None, g))
+    launch.run(x, w, None, g)
     return w
 
 
@@ -297,7 +316,7 @@ def _readable(t: torch.Tensor) -> torch.Tensor:
 def _surroundings(t: torch.Tensor, alignment: int) -> dict[str, Any]:
     """What a problem holds beside its operands' shapes."""
     return {
-        "allow_tf32": t.is_cuda and _tf32_allowed(t),
+        "allow_tf32": t.is_cuda and t.dtype is torch.float32 and convolutions_take_tf32(),
         "alignment": alignment,
         "workspace_cap": workspace_cap(t.device),
         "threads": 1 if t.is_cuda else _threads(),

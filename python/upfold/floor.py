@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from .precision import matmul_tf32, tf32_allowed
 from .problem import DTYPE_BYTES, Problem
 from .timing import Work, measure
 
@@ -49,28 +48,6 @@ class Ceilings:
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON."""
         return asdict(self)
-
-
-def tf32_allowed(device: torch.device | str) -> bool:
-    """Whether torch computes float32 convolutions of this device in TF32."""
-    if torch.device(device).type != "cuda":
-        return False
-    convolution: Any = getattr(torch.backends.cudnn, "conv", None)
-    precision = getattr(convolution, "fp32_precision", None)
-    if precision is not None and precision != "none":
-        return bool(precision == "tf32")
-    return bool(torch.backends.cudnn.allow_tf32)
-
-
-@contextlib.contextmanager
-def matmul_tf32(allowed: bool) -> Iterator[None]:
-    """Let float32 matmuls on a GPU use TF32, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def ceilings(device: torch.device | str, dtype: torch.dtype) -> Ceilings:

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from . import functional
-from .floor import matmul_tf32, tf32_allowed
 from .geometry import Geometry, output_size
+from .precision import matmul_tf32, tf32_allowed
 from .reference import arguments, torch_conv_transpose
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}

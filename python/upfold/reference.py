@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .floor import matmul_tf32
 from .geometry import Geometry
+from .precision import matmul_tf32
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 # A result may be this many times as far off as the oracle.

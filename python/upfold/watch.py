@@ -41,7 +41,8 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
     """Whether the call may skip the dispatcher, gradients aside.
 
     False while a graph is compiled, under a dispatch or function mode, a ``torch.func`` transform, tracing, autocast or
-    forward-mode differentiation, and for tensor subclasses, unusual layouts, meta tensors, and lazy conjugates or negations.
+    forward-mode differentiation, and for tensor subclasses, unusual layouts, tensors without memory, and lazy conjugates or
+    negations.
     """
     if is_compiling():
         return False
@@ -54,20 +55,23 @@ def nobody_intercepts(*tensors: torch.Tensor | None) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in _PLAIN_TYPES
-            or tensor.layout is not torch.strided
-            or tensor.is_meta
-            or tensor.is_conj()
-            or tensor.is_neg()
-        ):
-            return False
-        try:
-            tensor is None or tensor.data_ptr()
-        except RuntimeError:  # no storage: the batched tensors of torch.autograd.grad(is_grads_batched=True)
-            return False
+    try:
+        for tensor in tensors:
+            if tensor is not None and (
+                type(tensor) not in _PLAIN_TYPES
+                or tensor.is_neg()
+                or tensor.is_conj()
+                or (tensor.data_ptr() == 0 and _lacks_memory(tensor))
+            ):
+                return False
+    except RuntimeError:  # data_ptr: sparse and opaque layouts, and what torch.autograd.grad(is_grads_batched=True) passes
+        return False
     return True
+
+
+def _lacks_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor with a null address has entries nevertheless, or never has memory: zero tensors, meta tensors."""
+    return tensor.is_meta or tensor.numel() > 0
 
 
 def has_memory(tensor: torch.Tensor | None) -> bool:
@@ -85,4 +89,8 @@ def has_memory(tensor: torch.Tensor | None) -> bool:
 
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     """Whether reverse-mode differentiation will ask for a gradient with respect to one of the tensors."""
-    return _is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if _is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False

@@ -66,7 +66,7 @@ def test_every_tile_is_exact(device, name, dtype, operator):
         tensors = Tensors(operands[0], operands[1], None, operands[2])
         pointers = tensors.x.data_ptr(), tensors.w.data_ptr(), 0, tensors.y.data_ptr(), workspace.data_ptr()
         stream = torch.cuda.current_stream(device).cuda_stream
-        cuda.direct(problem.cuda, *pointers, config, device.index, stream)
+        cuda.DirectCall(problem.cuda, config, device.index).enqueue(*pointers, stream)
         assert torch.equal(operands[written].cpu(), expected.to(dtype)), f"config {config}"
         ran += 1
     assert ran

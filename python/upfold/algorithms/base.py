@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
 from ..problem import Problem
+
+# Enqueues one call: the addresses of x, w, bias, y and the workspace (0: none), and the CUDA stream's handle (0 on a CPU).
+Enqueue = Callable[[int, int, int, int, int, int], None]
 
 
 class Tensors(NamedTuple):
@@ -31,7 +34,23 @@ class Algorithm(Protocol):
         """The tile choices that fit, best guess first."""
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
-        """Scratch that `run` needs, in bytes."""
+        """Scratch that a call needs, in bytes."""
+
+    def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue | None:
+        """Settle all that calls of this problem have in common; None where a call needs the tensors, by `run`."""
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Compute into the operand that the operator writes. `stream` is the CUDA stream's handle, 0 on a CPU."""
+
+
+def enqueue_tensors(enqueue: Enqueue, tensors: Tensors, workspace: torch.Tensor | None, stream: int) -> None:
+    """Call what `prepare` gave with the addresses of tensors that the caller keeps alive."""
+    x, w, bias, y = tensors
+    enqueue(
+        x.data_ptr(),
+        w.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        0 if workspace is None else workspace.data_ptr(),
+        stream,
+    )

@@ -11,7 +11,7 @@ import torch
 
 from .. import native
 from ..problem import Operator, Problem
-from .base import Tensors
+from .base import Enqueue, Tensors
 
 # Blocks of columns that stay in the second-level cache of a large device between the product and col2im.
 _CACHED_BLOCK_BYTES = 24 << 20
@@ -89,6 +89,16 @@ def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, at
     return needed
 
 
+def prepare_gemm(problem: Problem, config: int, device: torch.device, atomic: bool = False) -> Enqueue:
+    """Bind the products and the column kernels to a problem, a block size and a device."""
+    gemm, struct, options, index = _module().gemm, problem.cuda, _gemm_options(problem, config, atomic), _index(device)
+
+    def enqueue(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
+        gemm(struct, options, x, w, bias, y, workspace, index, stream)
+
+    return enqueue
+
+
 def run_gemm(
     problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int, atomic: bool = False
 ) -> None:
@@ -143,6 +153,7 @@ def direct_workspace_bytes(problem: Problem, config: int) -> int:
     return needed
 
 
-def run_direct(problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
-    """Enqueue the kernels of `problem.operator`."""
-    _module().direct(problem.cuda, *_pointers(tensors, workspace), config, tensors.x.get_device(), stream)
+def prepare_direct(problem: Problem, config: int, device: torch.device) -> Enqueue:
+    """Bind the kernels of `problem.operator` to a problem, a tile and a device."""
+    call: Enqueue = _module().DirectCall(problem.cuda, config, _index(device)).enqueue
+    return call

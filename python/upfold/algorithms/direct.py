@@ -9,7 +9,7 @@ import torch
 from .. import native
 from ..problem import Problem
 from . import cuda
-from .base import Tensors
+from .base import Enqueue, Tensors, enqueue_tensors
 
 
 class Direct:
@@ -32,18 +32,17 @@ class Direct:
         needed: int = native.cpu().direct_workspace_bytes(problem.cpu, problem.threads)
         return needed
 
+    def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue:
+        """Bind the kernel of `problem.operator`."""
+        if device.type != "cpu":
+            return cuda.prepare_direct(problem, config, device)
+        direct, struct, threads = native.cpu().direct, problem.cpu, problem.threads
+
+        def call(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
+            direct(struct, x, w, bias, y, workspace, threads)
+
+        return call
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the kernel of `problem.operator`."""
-        if tensors.x.is_cuda:
-            cuda.run_direct(problem, tensors, config, workspace, stream)
-            return
-        x, w, bias, y = tensors
-        native.cpu().direct(
-            problem.cpu,
-            x.data_ptr(),
-            w.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            0 if workspace is None else workspace.data_ptr(),
-            problem.threads,
-        )
+        enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)

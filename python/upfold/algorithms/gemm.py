@@ -24,7 +24,7 @@ import torch
 from .. import native
 from ..problem import DTYPE_BYTES, DTYPE_CODES, Operator, Problem, contiguous_strides
 from . import cuda
-from .base import Tensors
+from .base import Enqueue, Tensors
 from .blocks import (
     CPU_BLOCK_BYTES,
     Blocking,
@@ -172,6 +172,10 @@ class Gemm:
         if device.type != "cpu":
             return cuda.gemm_workspace_bytes(problem, device, config)
         return _schedule(problem).columns_end if problem.batch else 0
+
+    def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue | None:
+        """Bind the products and the column kernels; on a CPU torch multiplies, and needs the tensors."""
+        return None if device.type == "cpu" else cuda.prepare_gemm(problem, config, device)
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""

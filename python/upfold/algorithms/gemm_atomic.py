@@ -11,7 +11,7 @@ import torch
 
 from ..problem import Problem
 from . import cuda
-from .base import Tensors
+from .base import Enqueue, Tensors
 
 
 class GemmAtomic:
@@ -32,6 +32,10 @@ class GemmAtomic:
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """The columns of a block, cuBLAS's scratch, and the staged sums of a 16-bit result."""
         return cuda.gemm_workspace_bytes(problem, device, config, atomic=True)
+
+    def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue:
+        """Bind the products and the scatter-adds."""
+        return cuda.prepare_gemm(problem, config, device, atomic=True)
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the products and the scatter-adds."""

@@ -28,6 +28,10 @@ class Torch:
         """None of ours; torch allocates its own."""
         return 0
 
+    def prepare(self, problem: Problem, config: int, device: torch.device) -> None:
+        """Nothing; torch takes tensors."""
+        return
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Call torch and copy its result into the operand that the operator writes."""
         x, w, bias, y = tensors
