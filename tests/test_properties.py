@@ -25,8 +25,9 @@ from oracle import (
     skip_if_refused,
 )
 from strategies import STORAGES, layers
-from upfold import cases
+from upfold import cases, execute
 from upfold.algorithms import REGISTRY
+from upfold.algorithms.base import enqueue_tensors
 from upfold.problem import Operator
 
 SIX = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
@@ -319,19 +320,26 @@ def test_workspace_and_results_may_hold_anything(algorithm, case, dtype, device,
     x, w, b = case.tensors(dtype, device, exact=True, bias=True)
     skip_if_refused(algorithm, (x, w, b), case.geometry)
     method = REGISTRY[algorithm]
-    run, ran = method.run, []
+    prepare, run, ran = method.prepare, method.run, []
 
     def surrounded(problem, tensors, config, workspace, stream):
+        call = prepare(problem, config, tensors.x.device)
         written = {Operator.CONV_TRANSPOSE: tensors.y, Operator.CONV: tensors.x, Operator.CONV_TRANSPOSE_WEIGHT: tensors.w}
         written[problem.operator].fill_(torch.nan)
         size = 0 if workspace is None else workspace.numel()
         buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8, device=device)
         first = 64 + -buffer.data_ptr() % 64
-        run(problem, tensors, config, buffer[first : first + size] if size else None, stream)
+        workspace = buffer[first : first + size] if size else None
+        if call is None:
+            run(problem, tensors, config, workspace, stream)
+        else:
+            enqueue_tensors(call, tensors, workspace, stream)
         assert (buffer[:first] == 0xFF).all()
         assert (buffer[first + size :] == 0xFF).all()
         ran.append(problem.operator)
 
+    monkeypatch.setattr(execute, "_launches", {})
+    monkeypatch.setattr(method, "prepare", lambda *rest: None)
     monkeypatch.setattr(method, "run", surrounded)
     leaves = x.requires_grad_(), w.requires_grad_(), b
     y = ours(leaves, case.geometry, algorithm)

@@ -30,7 +30,19 @@ _launches: dict[Any, Launch] = {}
 class Launch:
     """One planned call: everything about it that does not change from call to call with the same key."""
 
-    __slots__ = ("algorithm", "config", "copies", "empty", "enqueue", "index", "problem", "scratch", "shape", "strides")
+    __slots__ = (
+        "algorithm",
+        "config",
+        "copies",
+        "elements",
+        "empty",
+        "enqueue",
+        "index",
+        "problem",
+        "shape",
+        "strides",
+        "workspace_bytes",
+    )
 
     def __init__(self, problem: Problem, device: torch.device, algorithm: str | None, result: torch.Tensor, copies: bool) -> None:
         self.problem = problem
@@ -40,19 +52,21 @@ class Launch:
         chosen = plan(problem, device, algorithm)
         self.algorithm: Algorithm = REGISTRY[chosen.algorithm]
         self.config = chosen.config
-        # In elements of the operands' type: of torch's allocating calls the one that takes no type is the quickest.
-        self.scratch = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
+        self.workspace_bytes = chosen.workspace_bytes
+        # The same in the operands' type: of torch's allocating calls the one that takes no type is the quickest.
+        self.elements = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
         self.index = device.index if device.type == "cuda" else None
         self.enqueue = None if self.empty else self.algorithm.prepare(problem, self.config, device)
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Run on tensors that the caller keeps alive; the problem's operator says which of x, w, y is written."""
-        workspace = x.new_empty_strided(self.scratch, _DENSE) if self.scratch[0] else None
         stream = 0 if self.index is None else _stream(self.index)
+        needed = self.workspace_bytes
         if self.enqueue is None:
-            bytes_ = None if workspace is None else workspace.view(torch.uint8)
-            self.algorithm.run(self.problem, Tensors(x, w, bias, y), self.config, bytes_, stream)
+            scratch = x.new_empty(needed, dtype=torch.uint8) if needed else None
+            self.algorithm.run(self.problem, Tensors(x, w, bias, y), self.config, scratch, stream)
             return
+        workspace = x.new_empty_strided(self.elements, _DENSE) if needed else None
         self.enqueue(
             x.data_ptr(),
             w.data_ptr(),
