@@ -42,9 +42,12 @@ template <typename... Parameters>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
                    typename Exactly<Parameters>::Type... arguments) {
   void* pointers[] = {static_cast<void*>(&arguments)...};
-  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
-                         reinterpret_cast<cudaStream_t>(launch.stream)),
-        concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
+  const cudaError_t status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
+                                              reinterpret_cast<cudaStream_t>(launch.stream));
+  // The text only where it is needed: a stream of characters takes as long as the launch.
+  if (status != cudaSuccess)
+    check(status,
+          concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
 }
 
 }  // namespace upfold::cuda
