@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import upfold
 from upfold import cases
+from upfold.modes import Operands
 from upfold.precision import tf32_allowed
 from upfold.reference import reference
 from upfold.timing import medians
@@ -215,7 +216,7 @@ def run(task: Any, device: torch.device | str = "cpu", max_gflop: float | None =
     x = torch.rand(case.batch, case.in_channels, *case.in_size, device=device)
     with torch.no_grad():
         theirs, ours = model(x), model_new(x)
-        truth = reference(x, model.conv_transpose2d.weight, None, case.geometry, tf32=tf32_allowed(device))
+        truth = reference(Operands(x, model.conv_transpose2d.weight), case.geometry, tf32=tf32_allowed(device))
         torch_seconds, upfold_seconds = medians([lambda: model(x), lambda: model_new(x)], device, seconds=seconds)
     return Outcome(
         task.__name__,

@@ -11,12 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from upfold import cases, floor, precision, timing
+from upfold import InvalidArgument, cases, execute, floor, precision, timing
+from upfold.algorithms import REGISTRY
+from upfold.modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT, MODES, Operands, describe, with_gradient
 from upfold.reference import reference, round_to_tf32
 
 pytest.importorskip("rich", reason="the bench's tables need rich")
 
-from upfold import bench, compare, methods, tables
+from upfold import bench, compare, comparison, methods, pairs, summary, tables
+
+
+QUICK = compare.Conditions(seconds=0.002)
 
 
 def test_timer_calls_each_function_and_reads_the_clock():
@@ -71,7 +76,7 @@ def test_measured_ceilings_are_kept():
 def test_reference_accepts_torch_and_finds_one_wrong_tap(dtype):
     case = cases.find("k4s2p1")
     x, w, b = case.tensors(dtype, bias=True)
-    truth = reference(x, w, b, case.geometry)
+    truth = reference(Operands(x, w, b), case.geometry)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     y = F.conv_transpose2d(x.to(wide), w.to(wide), b.to(wide), **case.arguments())
     assert truth.error(y.to(dtype)) <= truth.bound
@@ -86,7 +91,7 @@ def test_reference_accepts_torch_and_finds_one_wrong_tap(dtype):
 def test_reference_sees_a_value_where_no_tap_reaches():
     case = cases.find("empty-phases")
     x, w, _ = case.tensors()
-    truth = reference(x, w, None, case.geometry)
+    truth = reference(Operands(x, w), case.geometry)
     y = truth.values.float()
     untouched = (truth.magnitude == 0).nonzero()[0].tolist()
     y[tuple(untouched)] = 1e-30
@@ -111,7 +116,7 @@ def test_a_wrong_result_is_shown_and_not_timed(monkeypatch):
         return y
 
     monkeypatch.setattr(methods.functional, "conv_transpose2d", spoiled)
-    result = compare.compare_case(case, seconds=0.002)
+    result = compare.compare_case(case, QUICK)
     wrong, right = result.row("direct"), result.row("gemm")
     assert not wrong.correct
     assert wrong.seconds is None
@@ -141,9 +146,9 @@ def comparison_with(times):
     """A comparison whose rows took `times`, without measuring."""
     case = cases.find("k2s2")
     x, w, b = case.tensors()
-    problem = compare.describe(x, w, b, case.geometry)
+    problem = describe(FORWARD, Operands(x, w, b), case.geometry)
     ceilings = floor.Ceilings(1e9, 1e9, 1e9, 1e9, "measured")
-    result = compare.Comparison(
+    result = comparison.Comparison(
         "k2s2",
         "n2 5x6",
         "upfold compare",
@@ -156,7 +161,7 @@ def comparison_with(times):
         "gemm",
     )
     for method, seconds in times.items():
-        result.rows.append(compare.Row(method, method in ("gemm", "direct"), "contiguous", 1e-8, True, seconds))
+        result.rows.append(comparison.Row(method, method in ("gemm", "direct"), "contiguous", 1e-8, True, seconds))
     return result
 
 
@@ -165,11 +170,13 @@ def test_ratios_and_summary():
     figures = result.figures(result.row("gemm"))
     assert figures["x_torch"] == pytest.approx(2.0)
     assert figures["x_best_peer"] == pytest.approx(0.5)
-    gemm, direct, auto = tables.summary_lines([result])
-    assert "gemm: 2.00x torch, 0.50x the best peer" in gemm
-    assert "direct: 0.50x torch" in direct
-    assert "slower than torch on 1" in direct
-    assert "auto: 2.00x torch" in auto
+    found = summary.summarize([result])
+    assert list(found) == ["gemm", "direct", "auto"]
+    assert found["gemm"] == found["auto"]
+    assert found["gemm"]["torch"] == {"geometric_mean": pytest.approx(2.0), "layers": 1, "worst": 2.0, "slower": 0}
+    assert found["gemm"]["best peer"] == found["gemm"]["torch channels_last"]
+    assert found["direct"]["torch"] == {"geometric_mean": pytest.approx(0.5), "layers": 1, "worst": 0.5, "slower": 1}
+    assert "torch native" not in found["gemm"]
     result.layout = "channels_last"
     assert result.figures(result.row("gemm"))["x_torch"] == pytest.approx(0.5)
 
@@ -178,7 +185,20 @@ def test_torch_standing_in_is_no_figure_of_ours():
     result = comparison_with({"torch": 4.0, "torch channels_last": 1.0})
     result.auto = "torch"
     assert result.auto_row is None
-    assert tables.summary_lines([result]) == []
+    assert summary.summarize([result]) == {}
+
+
+def test_summary_over_layers():
+    """Means are geometric, the worst of a time in floors is the largest, and layers too short for the floor do not count."""
+    layers = [comparison_with({"gemm": 2.0, "torch": 4.0}), comparison_with({"gemm": 8.0, "torch": 4.0})]
+    layers.append(comparison_with({"gemm": 1.0}))
+    layers[2].ceilings = floor.Ceilings(1e15, 1e15, 1e15, 1e15, "measured")
+    found = summary.summarize(layers)["gemm"]
+    assert found["torch"] == {"geometric_mean": pytest.approx(1.0), "layers": 2, "worst": 0.5, "slower": 1}
+    floors = [row.seconds / layer.floor_seconds for layer in layers[:2] for row in layer.rows[:1]]
+    assert found["floor"] == {"geometric_mean": pytest.approx(math.sqrt(math.prod(floors))), "layers": 2, "worst": max(floors)}
+    text = render(tables.summary_table(layers))
+    assert "1.00x 0.50x" in text
 
 
 @pytest.mark.parametrize("width", [80, 110, 160])
@@ -210,11 +230,64 @@ def test_bench_runs_a_suite_and_its_json_carries_every_figure(tmp_path):
         assert comparison["name"] in text
         for row in comparison["rows"]:
             assert (row["seconds"] is not None) or row["note"], row
-            if row["ours"]:
-                assert "WRONG" not in row["note"], row
-                assert row["seconds"] is None if row["note"].startswith("refuses") else row["seconds"] > 0
+            if row["method"] in ("gemm", "direct"):
+                assert row["correct"], row
+                assert row["seconds"] > 0, row
     assert any("cut from" in comparison["size"] for comparison in found["suites"]["smoke"])
-    assert "geometric means" in text
+    assert "geometric mean" in text
+    assert found["summary"]["smoke"]["gemm"]["torch"]["layers"] == len(found["suites"]["smoke"])
+
+
+@pytest.mark.parametrize("mode", [GRAD_INPUT, GRAD_WEIGHT])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradient_reference_accepts_autograd_and_finds_one_wrong_entry(mode, dtype):
+    case = cases.find("k4s2p1")
+    operands = with_gradient(mode, Operands(*case.tensors(dtype, bias=True)), case.geometry)
+    assert operands.bias is None
+    truth = reference(operands, case.geometry, mode=mode)
+    leaves = operands.x.double().requires_grad_(), operands.w.double().requires_grad_()
+    y = F.conv_transpose2d(*leaves, None, **case.arguments())
+    got = torch.autograd.grad(y, leaves, operands.g.double())[0 if mode == GRAD_INPUT else 1].to(dtype)
+    assert truth.error(got) <= truth.bound
+    got[1, 2, 1, 0] *= 1.5
+    assert truth.error(got) > 2 * truth.bound
+
+
+def test_gradients_of_complex_numbers_are_refused():
+    case = cases.find("k4s2p1")
+    with pytest.raises(InvalidArgument, match="mode = 'grad_input'; the operands are torch.complex64"):
+        compare.compare_case(case, compare.Conditions(mode=GRAD_INPUT), dtype=torch.complex64)
+
+
+def test_bench_of_every_mode_and_config():
+    results, text = run_bench(["smoke"], max_gflop=0.0002, modes=MODES, configs=True)
+    found = results.to_dict()
+    assert list(found["suites"]) == ["smoke", "smoke grad_input", "smoke grad_weight"] == list(found["summary"])
+    for mode, suite in zip(MODES, found["suites"].values(), strict=True):
+        assert [row["name"] for row in suite] == [case.name for case in cases.by_tier("smoke")]
+        for row in suite:
+            assert row["mode"] == mode
+            assert (f"--mode {mode}" in row["repro"]) == (mode != FORWARD)
+            methods_of_ours = {entry["method"]: entry for entry in row["rows"] if entry["ours"]}
+            for name in ("gemm", "direct"):
+                assert "WRONG" not in methods_of_ours[name]["note"], methods_of_ours[name]
+                assert methods_of_ours[name]["seconds"] > 0
+            assert {entry["method"] for entry in row["rows"] if not entry["ours"]} >= {"torch"}
+    assert "smoke grad_weight: " in text
+
+
+def test_a_config_is_measured_under_its_own_name(monkeypatch):
+    """What runs is the config that the row names."""
+    seen = []
+    direct = REGISTRY["direct"]
+    prepare = direct.prepare
+    monkeypatch.setattr(execute, "_launches", {})
+    monkeypatch.setattr(direct, "configs", lambda problem, device: (0, 3))
+    monkeypatch.setattr(direct, "prepare", lambda problem, config, device: (seen.append(config), prepare(problem, 0, device))[1])
+    result = compare.compare_case(cases.find("k4s2p1"), compare.Conditions(seconds=0.002, configs=True))
+    assert [row.method for row in result.rows if row.ours and row.seconds] == ["gemm", "direct", "direct#3"]
+    assert seen == [0, 3]
+    assert result.row("direct#3").note.startswith("config 3")
 
 
 def test_bench_in_another_dtype_and_layout():
@@ -225,13 +298,18 @@ def test_bench_in_another_dtype_and_layout():
 
 
 def test_bench_times_fold_and_the_host(monkeypatch):
-    small = (bench.FoldCase(1, 2, (8, 9), 3, 2, 1), bench.FoldCase(2, 3, (6, 6), 4, 2, 1))
+    small = (pairs.FoldCase(1, 2, (8, 9), 3, 2, 1), pairs.FoldCase(2, 3, (6, 6), 4, 2, 1))
     assert small[0].columns_shape == F.unfold(torch.zeros(1, 2, 8, 9), 3, 1, 1, 2).shape
-    monkeypatch.setattr(bench, "_FOLD_CPU", small)
+    monkeypatch.setattr(pairs, "_FOLD_CPU", small)
     results, text = run_bench(["fold", "host"])
     found = results.to_dict()
     assert [row["name"] for row in found["fold"]] == ["fold", "unfold"] * 2
     assert all(row["error"] < 1e-6 for row in found["fold"])
+    for row in found["fold"]:
+        assert row["gbytes_per_second"] == pytest.approx(row["moved_bytes"] / row["upfold_seconds"] / 1e9)
+        share = row["gbytes_per_second"] * 1e9 / row["elementwise_bytes_per_second"]
+        assert row["share_of_elementwise"] == pytest.approx(share)
+    assert found["fold"][0]["moved_bytes"] == 4 * (2 * 8 * 9 + 2 * 9 * 4 * 5)
     assert [row["name"] for row in found["host"]] == [
         "function, no gradients",
         "layer, no gradients",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .compare import Comparison, Row, dtype_name
+from .comparison import Comparison, Row, dtype_name
 
 # Colour (told apart by colour-blind readers too) and marker of each method; upfold's are saturated, the peers grey or sand.
 _STYLES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
@@ -15,8 +16,23 @@ import torch
 
 from . import __version__
 from .geometry import InvalidArgument
-from .options import DTYPES, Failure, add_layer, add_run, chosen_case, chosen_device, layer_words, positive, shape
+from .modes import FORWARD, MODES, Operands, describe
+from .options import (
+    DTYPES,
+    Failure,
+    add_layer,
+    add_precision,
+    add_run,
+    chosen_case,
+    chosen_device,
+    chosen_precision,
+    layer_words,
+    positive,
+    shape,
+)
+from .precision import float32_precision
 
+_CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
 _SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
 
 
@@ -91,6 +107,9 @@ def _demo_options(command: argparse.ArgumentParser) -> None:
 def _compare_options(command: argparse.ArgumentParser) -> None:
     add_layer(command)
     _add_seconds(command, 0.5)
+    command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator (default: %(default)s)")
+    command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     command.add_argument("--chart", metavar="FILE", help="also draw the times (.png, .svg or .pdf)")
 
@@ -101,6 +120,9 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
     _add_seconds(command, 0.2)
+    command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
+    command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     add_run(command)
 
@@ -151,11 +173,12 @@ def _compare(arguments: argparse.Namespace) -> None:
         if Path(arguments.chart).suffix not in (".png", ".svg", ".pdf"):
             raise Failure(f"--chart = {arguments.chart}; must end in .png, .svg or .pdf")
     device, case = chosen_device(arguments), chosen_case(arguments)
+    precision = chosen_precision(arguments, device)
+    switched = contextlib.nullcontext() if precision is None else float32_precision(precision == "tf32")
+    conditions = compare.Conditions(arguments.layout, arguments.seconds, arguments.mode, arguments.configs)
     console = tables.make_console()
-    with console.status("measuring"):
-        result = compare.compare_case(
-            case, dtype=DTYPES[arguments.dtype], device=device, layout=arguments.layout, seconds=arguments.seconds
-        )
+    with console.status("measuring"), switched:
+        result = compare.compare_case(case, conditions, dtype=DTYPES[arguments.dtype], device=device)
     tables.print_comparison(console, result)
     if arguments.json is not None:
         from . import bench, info
@@ -177,7 +200,16 @@ def _bench(arguments: argparse.Namespace) -> None:
     limit = arguments.max_gflop
     if limit is None and device.type == "cpu":
         limit = bench.CPU_MAX_GFLOP
-    options = bench.Options(device, DTYPES[arguments.dtype], arguments.layout, limit, arguments.seconds)
+    options = bench.Options(
+        device,
+        DTYPES[arguments.dtype],
+        arguments.layout,
+        limit,
+        arguments.seconds,
+        tuple(dict.fromkeys(arguments.mode)),
+        chosen_precision(arguments, device),
+        arguments.configs,
+    )
     results = bench.run(names, options, tables.make_console())
     if arguments.json is not None:
         print(f"wrote {results.write(arguments.json)}")
@@ -188,13 +220,13 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 
 def _explanation(arguments: argparse.Namespace) -> str:
-    from . import compare, dispatch
+    from . import dispatch
 
     case, device = chosen_case(arguments), chosen_device(arguments)
     x, w, b = case.tensors(dtype=DTYPES[arguments.dtype], device=device)
     if arguments.layout == "channels_last" and case.ndim > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[case.ndim - 2])
-    return str(dispatch.explain(compare.describe(x, w, b, case.geometry), device=device))
+    return str(dispatch.explain(describe(FORWARD, Operands(x, w, b), case.geometry), device=device))
 
 
 def _scan(arguments: argparse.Namespace) -> None:
@@ -286,6 +318,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "suites of layers against torch, each result checked before it is timed",
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
+        "upfold bench --suite smoke --mode grad_input grad_weight --configs",
     ),
     "explain": (
         _explain,

@@ -2,345 +2,199 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from . import dispatch, execute
+from . import dispatch
+from .algorithms import REGISTRY
 from .cases import Case
-from .floor import Ceilings, ceilings
+from .comparison import Comparison, Row, repro_line
+from .floor import ceilings
 from .geometry import Geometry
-from .methods import CHANNELS_LAST, Method, in_layout, our_method, peers
+from .memory import held_beside_result
+from .methods import Method, our_method, peers
+from .modes import CHANNELS_LAST, FORWARD, Operands, describe, with_gradient
 from .precision import tf32_allowed
 from .problem import Problem
 from .reference import Reference, reference
-from .timing import Call, Work, data_sets, measure
+from .timing import Call, cache_bytes, data_sets, measure
 
 # An error this many times the bound is no rounding: some product is missing, doubled or misplaced.
 _WRONG = 16.0
 
 
-@dataclass
-class Row:
-    """One method.
+@dataclass(frozen=True)
+class Conditions:
+    """How a comparison is made.
 
     Attributes:
-        method: name of the algorithm or of the peer.
-        ours: whether it is one of upfold's algorithms.
-        layout: "contiguous" or "channels_last": of x.
-        error: largest error by the rounding rule; None where it did not run.
-        correct: whether that error is within the bound; one far above it makes the method wrong, and it is not timed.
-        seconds: median time of a call; None where it did not run or is wrong.
-        spread: distance of the quartiles divided by the median.
-        how: the way of measuring (`timing.Timing.how`).
-        note: the plan of an algorithm, or why the method did not run.
+        layout: "contiguous" or "channels_last", of x and of gradients for upfold's algorithms.
+        seconds: time spent on each method.
+        mode: which operator (`modes.MODES`).
+        configs: whether every config of an algorithm gets a row (``gemm#1``), or its best guess alone.
     """
 
-    method: str
-    ours: bool
-    layout: str
-    error: float | None = None
-    correct: bool = False
-    seconds: float | None = None
-    spread: float | None = None
-    how: str | None = None
-    note: str = ""
+    layout: str = "contiguous"
+    seconds: float = 0.3
+    mode: str = FORWARD
+    configs: bool = False
 
 
-@dataclass
-class Comparison:
-    """All methods on one layer.
-
-    Attributes:
-        name: of the layer.
-        size_text: batch and size that ran.
-        repro: a command that repeats this comparison.
-        problem: the layer as the algorithms see it.
-        geometry: its arguments.
-        device: where it ran.
-        layout: of x for upfold's algorithms.
-        ceilings: the device's, for the floor.
-        bound: the largest error that counts as correct.
-        auto: the algorithm that upfold chooses by itself.
-        rows: one for each method, upfold's first.
-    """
-
-    name: str
-    size_text: str
-    repro: str
-    problem: Problem
-    geometry: Geometry
-    device: torch.device
-    layout: str
-    ceilings: Ceilings
-    bound: float
-    auto: str
-    rows: list[Row] = field(default_factory=list)
-
-    @property
-    def layer_text(self) -> str:
-        """The layer as ``256 -> 128, k4 s2 p1``, what is default left out."""
-        p, g, ndim = self.problem, self.geometry, self.geometry.ndim
-
-        def axes(entries: Sequence[int]) -> str:
-            return str(entries[0]) if len(set(entries)) == 1 else "x".join(map(str, entries))
-
-        text = f"{p.in_channels} -> {p.out_channels}, k{axes(p.kernel_size[3 - ndim :])}"
-        letters = (("s", g.stride, 1), ("p", g.padding, 0), ("op", g.output_padding, 0), ("d", g.dilation, 1))
-        for letter, entries, default in letters:
-            if set(entries) != {default}:
-                text += f" {letter}{axes(entries)}"
-        if g.groups > 1:
-            text += " depthwise" if g.groups == p.in_channels == p.out_channels else f" g{g.groups}"
-        return text + (" bias" if p.has_bias else "")
-
-    @property
-    def floor_seconds(self) -> float:
-        """The least time that memory and arithmetic allow."""
-        return self.ceilings.of(self.problem)
-
-    def row(self, method: str) -> Row | None:
-        """The row of that method, or None."""
-        return next((row for row in self.rows if row.method == method), None)
-
-    @property
-    def auto_row(self) -> Row | None:
-        """The row of what upfold chooses; None where that is torch's own operator, which is no figure of upfold's."""
-        return next((row for row in self.rows if row.ours and row.method == self.auto), None)
-
-    @property
-    def torch_row(self) -> Row | None:
-        """Torch's own operator in the same layout."""
-        return self.row("torch" if self.layout == "contiguous" else f"torch {self.layout}")
-
-    @property
-    def best_peer(self) -> Row | None:
-        """The fastest method that is not upfold's."""
-        return min((r for r in self.rows if not r.ours and r.seconds), key=lambda r: r.seconds or math.inf, default=None)
-
-    def ratio(self, row: Row | None, peer: Row | None) -> float | None:
-        """How many times faster `row` is than `peer`; None where one of them has no time."""
-        if row is None or peer is None or not row.seconds or not peer.seconds:
-            return None
-        return peer.seconds / row.seconds
-
-    def figures(self, row: Row) -> dict[str, float | None]:
-        """GFLOP/s, GB/s, times the floor, times torch in the same layout, and times the best peer."""
-        if not row.seconds:
-            return dict.fromkeys(("gflops", "gbytes_per_second", "x_floor", "x_torch", "x_best_peer"))
-        return {
-            "gflops": self.problem.flops / row.seconds / 1e9,
-            "gbytes_per_second": self.problem.bytes / row.seconds / 1e9,
-            "x_floor": row.seconds / self.floor_seconds,
-            "x_torch": self.ratio(row, self.torch_row),
-            "x_best_peer": self.ratio(row, self.best_peer),
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
-        p, g, ndim = self.problem, self.geometry, self.geometry.ndim
-        return {
-            "name": self.name,
-            "size": self.size_text,
-            "repro": self.repro,
-            "batch": p.batch,
-            "in_channels": p.in_channels,
-            "out_channels": p.out_channels,
-            "in_size": list(p.in_size[3 - ndim :]),
-            "out_size": list(p.out_size[3 - ndim :]),
-            "kernel_size": list(p.kernel_size[3 - ndim :]),
-            "stride": list(g.stride),
-            "padding": list(g.padding),
-            "output_padding": list(g.output_padding),
-            "dilation": list(g.dilation),
-            "groups": g.groups,
-            "bias": p.has_bias,
-            "dtype": dtype_name(p.dtype),
-            "tf32": p.dtype == torch.float32 and tf32_allowed(self.device),
-            "layout": self.layout,
-            "device": str(self.device),
-            "gflop": p.flops / 1e9,
-            "megabytes": p.bytes / 1e6,
-            "floor_seconds": self.floor_seconds,
-            "ceilings": self.ceilings.to_dict(),
-            "error_bound": self.bound,
-            "auto": self.auto,
-            "rows": [{**vars(row), **self.figures(row)} for row in self.rows],
-        }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).rpartition(".")[2]
-
-
-def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry) -> Problem:
-    """The problem of these operands, without running it."""
-    g = geometry
-    return execute.describe(x, w, bias, (g.stride, g.padding, g.output_padding, g.groups, g.dilation))
-
-
-def repro_line(problem: Problem, geometry: Geometry, layout: str, device: torch.device) -> str:
-    """Write the ``upfold compare`` command for a layer, defaults left out."""
-    ndim = geometry.ndim
-
-    def axes(entries: Sequence[int]) -> str:
-        return str(entries[0]) if len(set(entries)) == 1 else " ".join(map(str, entries))
-
-    words = [f"upfold compare --in {problem.in_channels} --out {problem.out_channels}"]
-    words.append(f"--kernel {axes(problem.kernel_size[3 - ndim :])}")
-    for flag, entries, default in (
-        ("stride", geometry.stride, 1),
-        ("padding", geometry.padding, 0),
-        ("output-padding", geometry.output_padding, 0),
-        ("dilation", geometry.dilation, 1),
-    ):
-        if set(entries) != {default}:
-            words.append(f"--{flag} {axes(entries)}")
-    if geometry.groups != 1:
-        words.append(f"--groups {geometry.groups}")
-    words.append("--size " + " ".join(map(str, problem.in_size[3 - ndim :])))
-    words.append(f"--batch {problem.batch} --dtype {dtype_name(problem.dtype)}")
-    if problem.has_bias:
-        words.append("--bias")
-    if layout != "contiguous":
-        words.append(f"--layout {layout}")
-    if device.type != "cpu":
-        words.append(f"--device {device}")
-    return " ".join(words)
+_USUAL = Conditions()
 
 
 def compare_case(
     case: Case,
+    conditions: Conditions = _USUAL,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    layout: str = "contiguous",
     bias: bool | None = None,
-    seconds: float = 0.3,
 ) -> Comparison:
     """Compare all methods on one case.
 
     Args:
         case: the layer and its size.
+        conditions: how.
         dtype: of the operands.
         device: where to run.
-        layout: "contiguous" or "channels_last", of x for upfold's algorithms.
         bias: whether a bias is added; None takes the case's published flag.
-        seconds: time spent on each method.
 
     Returns:
         A row for each method, with the reason where one does not run.
     """
-    x, w, b = case.tensors(dtype=dtype, device=device, bias=bias)
-    return compare(x, w, b, case.geometry, name=case.name, size_text=case.size_text, layout=layout, seconds=seconds)
+    operands = Operands(*case.tensors(dtype=dtype, device=device, bias=bias))
+    return compare(operands, case.geometry, conditions, name=case.name, size_text=case.size_text)
 
 
 def compare(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
+    operands: Operands,
     geometry: Geometry,
+    conditions: Conditions = _USUAL,
     *,
     name: str = "layer",
     size_text: str = "",
-    layout: str = "contiguous",
-    seconds: float = 0.3,
 ) -> Comparison:
-    """Compare all methods on given operands; the arguments are those of `compare_case`, with the tensors themselves.
+    """Compare all methods on given operands.
 
     Args:
-        x: (batch, in_channels, spatial...).
-        w: (in_channels, out_channels / groups, kernel...).
-        bias: (out_channels,) or None.
+        operands: x, w and the bias or None; the gradient modes make theirs from them.
         geometry: checked arguments.
+        conditions: how.
         name: heads the table.
-        size_text: batch and size; None writes them from x.
-        layout: of x for upfold's algorithms.
-        seconds: time spent on each method.
+        size_text: batch and size; empty writes them from x.
 
     Returns:
         A row for each method.
     """
-    device = x.device
-    layout = layout if geometry.ndim in CHANNELS_LAST else "contiguous"
-    x, w, bias = x.detach().contiguous(), w.detach().contiguous(), None if bias is None else bias.detach()
-    ours = in_layout(x, layout)
-    problem = describe(ours, w, bias, geometry)
-    explanation = dispatch.explain(problem, device=device)
+    mode, device = conditions.mode, operands.x.device
+    layout = conditions.layout if geometry.ndim in CHANNELS_LAST else "contiguous"
+    x, w, bias = operands.x.detach().contiguous(), operands.w.detach().contiguous(), operands.bias
+    operands = with_gradient(mode, Operands(x, w, None if bias is None else bias.detach()), geometry)
+    problem = describe(mode, operands.data_in(layout), geometry)
+    tf32 = x.dtype == torch.float32 and tf32_allowed(device)
+    precision = ("tf32" if tf32 else "ieee") if x.dtype == torch.float32 and device.type == "cuda" else None
     result = Comparison(
         name=name,
         size_text=size_text or f"n{x.shape[0]} " + "x".join(map(str, x.shape[2:])),
-        repro=repro_line(problem, geometry, layout, device),
+        repro="",
         problem=problem,
         geometry=geometry,
         device=device,
         layout=layout,
         ceilings=ceilings(device, x.dtype),
         bound=0.0,
-        auto=explanation.plan.algorithm,
+        auto=dispatch.plan(problem, device, dispatch.current().algorithm).algorithm,
+        mode=mode,
+        precision=precision,
     )
-    methods = _our_methods(explanation, layout, geometry)
-    for peer in peers(geometry, device):
+    result.repro = repro_line(result)
+    methods = _our_methods(result, conditions)
+    for peer in peers(mode, geometry, device):
         methods.append((Row(peer.name, False, peer.layout, note=peer.note), peer.run))
     with torch.no_grad():
-        truth = reference(x, w, bias, geometry, tf32=x.dtype == torch.float32 and tf32_allowed(device))
+        truth = reference(operands, geometry, mode=mode, tf32=tf32)
         result.bound = truth.bound
-        _check_and_time(methods, x, w, bias, truth, seconds)
+        _check_and_time(methods, operands, truth, problem, conditions)
     result.rows = [row for row, _ in methods]
     return result
 
 
-def _our_methods(explanation: dispatch.Explanation, layout: str, geometry: Geometry) -> list[tuple[Row, Method | None]]:
+def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, Method | None]]:
     methods: list[tuple[Row, Method | None]] = []
-    for candidate in explanation.candidates:
-        if candidate.algorithm == "torch":  # stands below, as a peer
+    problem, device = result.problem, result.device
+    for name, algorithm in REGISTRY.items():
+        if name == "torch":  # stands below, as a peer
             continue
-        row = Row(candidate.algorithm, True, layout)
-        if candidate.plan is None:
-            row.note = f"refuses: {candidate.refusal}"
-        elif candidate.plan.workspace_bytes:
-            row.note = f"{candidate.plan.workspace_bytes / 2**20:.3g} MiB workspace"
-        methods.append((row, None if candidate.plan is None else our_method(candidate.algorithm, geometry)))
+        refusal = algorithm.reject(problem, device)
+        if refusal is not None:
+            methods.append((Row(name, True, result.layout, note=f"refuses: {refusal}"), None))
+            continue
+        configs = algorithm.configs(problem, device)
+        for config in configs if conditions.configs else configs[:1]:
+            best_guess = config == configs[0]
+            row = Row(name if best_guess else f"{name}#{config}", True, result.layout)
+            needed = algorithm.workspace_bytes(problem, config, device)
+            if needed > problem.workspace_cap:
+                row.note = f"needs {needed / 2**20:.3g} MiB, more than the cap"
+                methods.append((row, None))
+                continue
+            words = [f"config {config}"] if len(configs) > 1 else []
+            words += [f"{needed / 2**20:.3g} MiB workspace"] if needed else []
+            row.note = ", ".join(words)
+            methods.append((row, our_method(result.mode, name, result.geometry, None if best_guess else config)))
     return methods
 
 
 def _check_and_time(
     methods: Sequence[tuple[Row, Method | None]],
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
+    operands: Operands,
     truth: Reference,
-    seconds: float,
+    problem: Problem,
+    conditions: Conditions,
 ) -> None:
-    timed: list[tuple[Row, Work]] = []
-    sets: dict[str, list[torch.Tensor]] = {}
-    moved = (x.numel() + w.numel() + truth.values.numel()) * x.element_size()
+    device = operands.x.device
+    timed: list[tuple[Row, list[Call]]] = []
+    sets: dict[tuple[str, str], list[Operands]] = {}
     for row, method in methods:
         if method is None:
             continue
-        if row.layout not in sets:
-            first = in_layout(x, row.layout)
-            sets[row.layout] = [first] + [first.clone() for _ in range(data_sets(moved, x.device) - 1)]
-        weight = w if row.ours else in_layout(w, row.layout)
-        try:
-            row.error = truth.error(method(sets[row.layout][0], weight, bias))
-        except RuntimeError as error:  # a peer may lack the dtype; the reader is told
-            row.note = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            continue
-        row.correct = row.error <= truth.bound
-        if row.ours and row.error > _WRONG * truth.bound:
-            row.note = f"WRONG: error {row.error:.1e} is far above {truth.bound:.1e}; not timed"
-            continue
-        if not row.correct:
-            row.note = "; ".join(filter(None, (row.note, "error above the bound")))
-        timed.append((row, [_call(method, data, weight, bias) for data in sets[row.layout]]))
-    for (row, _), timing in zip(timed, measure([work for _, work in timed], x.device, seconds=seconds)):
+        layouts = row.layout, "contiguous" if row.ours else row.layout
+        if layouts not in sets:
+            first = operands.data_in(layouts[0]).weight_in(layouts[1])
+            others = data_sets(problem.bytes, device) - 1
+            sets[layouts] = [first] + [first.another(conditions.mode) for _ in range(others)]
+        if _check(row, method, sets[layouts][0], truth):
+            timed.append((row, [_call(method, data) for data in sets[layouts]]))
+    works = [calls for _, calls in timed]
+    for (row, _), timing in zip(timed, measure(works, device, seconds=conditions.seconds)):
         row.seconds, row.spread, row.how = timing.seconds, timing.spread, timing.how
+    if problem.bytes <= cache_bytes(device):
+        for (row, _), timing in zip(timed, measure([calls[:1] for calls in works], device, seconds=conditions.seconds)):
+            row.warm_seconds = timing.seconds
 
 
-def _call(method: Method, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Call:
-    return lambda: method(x, w, bias)
+def _check(row: Row, method: Method, operands: Operands, truth: Reference) -> bool:
+    """Fill in what a first call shows; return whether the method is to be timed."""
+    try:
+        if row.ours and operands.x.is_cuda:
+            y, row.extra_bytes = held_beside_result(_call(method, operands), operands.x.device)
+        else:
+            y = method(operands)
+        row.error = truth.error(y)
+    except RuntimeError as error:  # a peer may lack the dtype; the reader is told
+        row.note = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return False
+    row.correct = row.error <= truth.bound
+    if row.ours and row.error > _WRONG * truth.bound:
+        row.note = f"WRONG: error {row.error:.1e} is far above {truth.bound:.1e}; not timed"
+        return False
+    if not row.correct:
+        row.note = "; ".join(filter(None, (row.note, "error above the bound")))
+    return True
+
+
+def _call(method: Method, operands: Operands) -> Callable[[], torch.Tensor]:
+    return lambda: method(operands)

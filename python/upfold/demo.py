@@ -13,11 +13,13 @@ from torch import Tensor
 
 from . import cases, dispatch, native
 from .charts import device_text, format_seconds, write_chart
-from .compare import Comparison, compare, describe
+from .compare import Conditions, compare
+from .comparison import Comparison
 from .decoder import PHOTO_SIZE, Decoder, interpolated, take_apart
 from .geometry import cached_geometry
+from .modes import FORWARD, Operands, describe
 from .replace import replace
-from .tables import LEGEND, make_console, new_table, progress_bar, ratio_text, suite_table, summary_lines
+from .tables import LEGEND, make_console, new_table, progress_bar, ratio_text, suite_table, summary_table
 from .timing import medians
 
 # First row of the square cut out of matplotlib's 600 x 512 sample photograph: head and shoulders.
@@ -52,7 +54,7 @@ def default_device() -> torch.device:
     if native.load_cuda()[0] is None or not torch.cuda.is_available():
         return torch.device("cpu")
     x, w, bias = cases.find("k4s2p1").tensors()
-    found = dispatch.explain(describe(x, w, bias, cases.find("k4s2p1").geometry), device="cuda").candidates
+    found = dispatch.explain(describe(FORWARD, Operands(x, w, bias), cases.find("k4s2p1").geometry), device="cuda").candidates
     covered = any(one.plan is not None and one.algorithm != dispatch.FALLBACK for one in found)
     return torch.device("cuda" if covered else "cpu")
 
@@ -119,7 +121,7 @@ class _Demo:
         before, seen = self._with_inputs()
         layers = self._layers(seen)
         say(suite_table("Layer by layer: time of one call, checked first", layers, self.console.width))
-        say("\n".join(summary_lines(layers)), style="dim")
+        say(summary_table(layers, self.console.width))
         say(LEGEND + "\n", style="dim")
         ours = Decoder().eval().to(self.device)
         report = replace(ours)
@@ -163,7 +165,8 @@ class _Demo:
                 progress.update(task, description=f"checking and timing {step.name}")
                 layer: Any = self.decoder.get_submodule(name)
                 geometry = cached_geometry(2, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
-                results.append(compare(seen[name], layer.weight, layer.bias, geometry, name=step.name, seconds=self.seconds))
+                operands = Operands(seen[name], layer.weight, layer.bias)
+                results.append(compare(operands, geometry, Conditions(seconds=self.seconds), name=step.name))
                 progress.advance(task)
         return results
 

@@ -28,11 +28,15 @@ FALLBACK = "torch"
 
 
 class Settings(NamedTuple):
-    """What `use` sets: an algorithm's name or None for auto, the workspace cap in MiB, whether torch may stand in."""
+    """What `use` sets: an algorithm's name or None for auto, the workspace cap in MiB, whether torch may stand in.
+
+    `config` is what `use_config` sets, for an algorithm asked for by name.
+    """
 
     algorithm: str | None = None
     workspace_mb: float | None = None
     fallback: bool | None = None
+    config: int | None = None
 
 
 _DEFAULTS = Settings()
@@ -66,7 +70,25 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
         outer.algorithm if algorithm is None else None if algorithm == "auto" else algorithm,
         outer.workspace_mb if workspace_mb is None else float(workspace_mb),
         outer.fallback if fallback is None else bool(fallback),
+        outer.config,
     )
+    with _settings_are(inner):
+        yield
+
+
+@contextlib.contextmanager
+def use_config(config: int) -> Iterator[None]:
+    """Set the tile choice of the algorithms that are asked for by name inside a block, to measure it against the best guess.
+
+    Args:
+        config: one of the algorithm's `configs` for each problem that runs in the block.
+    """
+    with _settings_are(current()._replace(config=config)):
+        yield
+
+
+@contextlib.contextmanager
+def _settings_are(inner: Settings) -> Iterator[None]:
     token = _settings.set(inner)
     try:
         yield
@@ -167,7 +189,7 @@ def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -
             raise InvalidArgument(
                 f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm)
             )
-        return _planned(REGISTRY[algorithm], problem, device, "asked for by name")
+        return planned(REGISTRY[algorithm], problem, device, "asked for by name", current().config)
     return _automatic(problem, device, fallback_allowed())
 
 
@@ -176,8 +198,10 @@ def _others(problem: Problem, device: torch.device, refused: str) -> str:
     return "; ".join(f"{name} accepts it" if refusal is None else f"{name} refuses: {refusal}" for name, refusal in verdicts)
 
 
-def _planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason: str) -> Plan:
-    config = algorithm.configs(problem, device)[0]
+def planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason: str, config: int | None = None) -> Plan:
+    """The plan of an algorithm that accepts the problem, with its best guess where no config is given."""
+    if config is None:
+        config = algorithm.configs(problem, device)[0]
     return Plan(algorithm.name, config, algorithm.workspace_bytes(problem, config, device), reason)
 
 
@@ -196,14 +220,14 @@ def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> P
     if costs:
         best = min(costs, key=lambda name: costs[name])
         ranking = ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
-        return _planned(REGISTRY[best], problem, device, f"least predicted time: {ranking}")
+        return planned(REGISTRY[best], problem, device, f"least predicted time: {ranking}")
     listed = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
     if not may_fall_back:
         raise InvalidArgument(
             f"algorithm = 'auto'; every algorithm refuses this problem ({listed}), and falling back to torch is off"
         )
     warnings.warn(f"upfold runs torch's own operator: {listed}", RuntimeWarning, stacklevel=2)
-    return _planned(REGISTRY[FALLBACK], problem, device, f"every other algorithm refuses: {listed}")
+    return planned(REGISTRY[FALLBACK], problem, device, f"every other algorithm refuses: {listed}")
 
 
 @dataclass(frozen=True)
@@ -276,7 +300,7 @@ def explain(layer_or_problem: Any, input: torch.Tensor | None = None, device: to
     candidates = []
     for name, algorithm in REGISTRY.items():
         refusal = algorithm.reject(problem, where)
-        accepted = None if refusal is not None else _planned(algorithm, problem, where, "")
+        accepted = None if refusal is not None else planned(algorithm, problem, where, "")
         candidates.append(Candidate(name, accepted, refusal))
     return Explanation(problem, where, plan(problem, where, asked), tuple(candidates))
 

@@ -230,13 +230,7 @@ def conv(
     key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g, w))
     launch = _launches.get(key)
     if launch is None:
-        geometry = cached_geometry(g.dim() - 2, *arguments)
-        check_operands(grad=g, weight=w)
-        shape = conv_shape(g.shape, w.shape, in_size, geometry)
-        channels_last = layout.result_is_channels_last(g, w)
-        x = layout.empty_result(shape, g, channels_last, device="meta")
-        surroundings = _surroundings(g, _alignment(g, w))
-        problem = make_problem(Operator.CONV, x, w, _as_read(g), geometry, **surroundings)
+        problem, x = describe_conv(g, w, in_size, arguments)
         copies = not layout.has_dense_rows(g)
         launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, x, copies))
     x = g.new_empty_strided(launch.shape, launch.strides)
@@ -263,12 +257,7 @@ def conv_transpose_weight(
     )
     launch = _launches.get(key)
     if launch is None:
-        geometry = cached_geometry(len(kernel_size), *arguments)
-        check_operands(input=x, grad=g)
-        shape = conv_transpose_weight_shape(x.shape, g.shape, kernel_size, geometry)
-        w = torch.empty(shape, dtype=x.dtype, device="meta")
-        surroundings = _surroundings(g, _alignment(x, g))
-        problem = make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings)
+        problem, w = describe_conv_transpose_weight(x, g, kernel_size, arguments)
         copies = not (layout.has_dense_rows(x) and layout.has_dense_rows(g))
         launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, w, copies))
     if launch.empty:
@@ -289,6 +278,29 @@ def describe(
 ) -> Problem:
     """The problem of a transposed convolution of batched tensors, without running it (arguments as in `conv_transpose`)."""
     return _describe(x, w, bias, arguments, activation)[0]
+
+
+def describe_conv(
+    g: torch.Tensor, w: torch.Tensor, in_size: tuple[int, ...], arguments: Arguments
+) -> tuple[Problem, torch.Tensor]:
+    """The problem of `conv` for these operands, and a stand-in for its result, without memory."""
+    geometry = cached_geometry(g.dim() - 2, *arguments)
+    check_operands(grad=g, weight=w)
+    shape = conv_shape(g.shape, w.shape, in_size, geometry)
+    x = layout.empty_result(shape, g, layout.result_is_channels_last(g, w), device="meta")
+    return make_problem(Operator.CONV, x, w, _as_read(g), geometry, **_surroundings(g, _alignment(g, w))), x
+
+
+def describe_conv_transpose_weight(
+    x: torch.Tensor, g: torch.Tensor, kernel_size: tuple[int, ...], arguments: Arguments
+) -> tuple[Problem, torch.Tensor]:
+    """The problem of `conv_transpose_weight` for these operands, and a stand-in for its result, without memory."""
+    geometry = cached_geometry(len(kernel_size), *arguments)
+    check_operands(input=x, grad=g)
+    shape = conv_transpose_weight_shape(x.shape, g.shape, kernel_size, geometry)
+    w = torch.empty(shape, dtype=x.dtype, device="meta")
+    surroundings = _surroundings(g, _alignment(x, g))
+    return make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings), w
 
 
 def problem_of_layer(layer: Any, x: torch.Tensor) -> Problem:

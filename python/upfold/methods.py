@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from . import functional
+from . import execute, functional
+from .dispatch import use_config
 from .geometry import Geometry, output_size
+from .modes import CHANNELS_LAST, FORWARD, GRAD_INPUT, Operands, keywords, positional
 from .precision import matmul_tf32, tf32_allowed
-from .reference import arguments, torch_conv_transpose
+from .reference import torch_conv_transpose, torch_gradient
 
-CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE = "torch", "torch channels_last", "torch native"
 MATMUL_FOLD = "matmul + F.fold"
-# Takes x, w and the bias or None.
-Method = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+Method = Callable[[Operands], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One way of torch's: its name, the layout of x and w, a note, and how to run it (None where the note says why not)."""
+    """One way of torch's: its name, the layout of its operands, a note, and how to run it (None where the note says why not)."""
 
     name: str
     layout: str
@@ -30,29 +31,41 @@ class Peer:
     note: str = ""
 
 
-def in_layout(t: torch.Tensor, layout: str) -> torch.Tensor:
-    """The tensor in that layout; 1-D tensors have one only."""
-    if layout == "contiguous" or t.dim() - 2 not in CHANNELS_LAST:
-        return t
-    return t.contiguous(memory_format=CHANNELS_LAST[t.dim() - 2])
+def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None = None) -> Method:
+    """One of upfold's operators with an algorithm asked for by name, and a config where that is not to be the best guess."""
+    run = _our_operator(mode, algorithm, geometry)
+    if config is None:
+        return run
+
+    def with_config(o: Operands) -> torch.Tensor:
+        with use_config(config):
+            return run(o)
+
+    return with_config
 
 
-def our_method(algorithm: str, geometry: Geometry) -> Method:
-    """Upfold's public function with an algorithm asked for by name."""
-    functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-    function, options = functions[geometry.ndim - 1], arguments(geometry)
-    return lambda x, w, b: function(x, w, b, algorithm=algorithm, **options)
+def _our_operator(mode: str, algorithm: str, geometry: Geometry) -> Method:
+    if mode == FORWARD:
+        functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+        function, options = functions[geometry.ndim - 1], keywords(geometry)
+        return lambda o: function(o.x, o.w, o.bias, algorithm=algorithm, **options)
+    arguments = positional(geometry)
+    if mode == GRAD_INPUT:
+        return lambda o: execute.conv(o.grad, o.w, o.in_size, arguments, algorithm)
+    return lambda o: execute.conv_transpose_weight(o.x, o.grad, o.kernel_size, arguments, algorithm)
 
 
-def peers(geometry: Geometry, device: torch.device) -> list[Peer]:
-    """What upfold is measured against: torch in both layouts, on a GPU also without cuDNN, and matmul + ``F.fold``."""
+def peers(mode: str, geometry: Geometry, device: torch.device) -> list[Peer]:
+    """What upfold is measured against: torch in both layouts, on a GPU also without cuDNN, and forward matmul + ``F.fold``."""
     ndim = geometry.ndim
-    plain = _torch_method(geometry, device)
-    found = [Peer("torch", "contiguous", plain)]
+    plain = _torch_method(mode, geometry, device)
+    found = [Peer(TORCH, "contiguous", plain)]
     if ndim in CHANNELS_LAST:
-        found.append(Peer("torch channels_last", "channels_last", plain))
+        found.append(Peer(TORCH_CHANNELS_LAST, "channels_last", plain))
     if device.type == "cuda":
-        found.append(Peer("torch native", "contiguous", _native_method(geometry, device), "cuDNN off"))
+        found.append(Peer(TORCH_NATIVE, "contiguous", _native_method(mode, geometry, device), "cuDNN off"))
+    if mode != FORWARD:
+        return found
     refusal = ""
     if ndim == 3:
         refusal = "F.fold has no 3-D form"
@@ -62,24 +75,29 @@ def peers(geometry: Geometry, device: torch.device) -> list[Peer]:
     return found
 
 
-def _torch_method(geometry: Geometry, device: torch.device) -> Method:
-    convolve, options = torch_conv_transpose(geometry.ndim), arguments(geometry)
+def _torch_operator(mode: str, geometry: Geometry) -> Method:
+    if mode == FORWARD:
+        convolve, options = torch_conv_transpose(geometry.ndim), keywords(geometry)
+        return lambda o: convolve(o.x, o.w, o.bias, **options)
+    return lambda o: torch_gradient(mode, o.x, o.w, o.grad, geometry)
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        if device.type != "cuda":
-            return convolve(x, w, b, **options)
+
+def _torch_method(mode: str, geometry: Geometry, device: torch.device) -> Method:
+    compute = _torch_operator(mode, geometry)
+
+    def run_on_gpu(o: Operands) -> torch.Tensor:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32_allowed(device)):
-            return convolve(x, w, b, **options)
+            return compute(o)
 
-    return run
+    return run_on_gpu if device.type == "cuda" else compute
 
 
-def _native_method(geometry: Geometry, device: torch.device) -> Method:
-    convolve, options = torch_conv_transpose(geometry.ndim), arguments(geometry)
+def _native_method(mode: str, geometry: Geometry, device: torch.device) -> Method:
+    compute = _torch_operator(mode, geometry)
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def run(o: Operands) -> torch.Tensor:
         with matmul_tf32(tf32_allowed(device)), torch.backends.cudnn.flags(enabled=False):
-            return convolve(x, w, b, **options)
+            return compute(o)
 
     return run
 
@@ -90,18 +108,19 @@ def _matmul_fold(geometry: Geometry, device: torch.device) -> Method:
     stride, dilation = (1,) * lift + geometry.stride, (1,) * lift + geometry.dilation
     padding, extra = (0,) * lift + geometry.padding, (0,) * lift + geometry.output_padding
 
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        kernel, in_size = (1,) * lift + tuple(w.shape[2:]), (1,) * lift + tuple(x.shape[2:])
+    def run(o: Operands) -> torch.Tensor:
+        x, w = o.x, o.w
+        kernel, in_size = (1,) * lift + o.kernel_size, (1,) * lift + o.in_size
         sizes: Any = tuple(output_size(*axis) for axis in zip(in_size, kernel, stride, padding, dilation, extra))
         batch, groups = x.shape[0], geometry.groups
         left = w.reshape(groups, w.shape[0] // groups, -1).transpose(1, 2)
         columns = torch.matmul(left, x.reshape(batch, groups, x.shape[1] // groups, -1))
         y = F.fold(columns.flatten(1, 2), sizes, kernel, dilation, padding, stride)
-        y = y if b is None else y + b.view(-1, 1, 1)
+        y = y if o.bias is None else y + o.bias.view(-1, 1, 1)
         return y.squeeze(2) if lift else y
 
-    def run_on_gpu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    def run_on_gpu(o: Operands) -> torch.Tensor:
         with matmul_tf32(tf32_allowed(device)):
-            return run(x, w, b)
+            return run(o)
 
     return run_on_gpu if device.type == "cuda" else run

@@ -26,6 +26,22 @@ def add_run(parser: argparse.ArgumentParser, layout: bool = True) -> None:
         parser.add_argument("--layout", default="contiguous", choices=layouts, help="of the input (default: %(default)s)")
 
 
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of torch's switch for float32 on a GPU to a command."""
+    text = "of float32 on a GPU, torch's and upfold's alike: TF32 or full accuracy (default: torch's switch as it stands)"
+    parser.add_argument("--precision", choices=("tf32", "ieee"), help=text)
+
+
+def chosen_precision(arguments: argparse.Namespace, device: torch.device) -> str | None:
+    """What --precision says, refused where it would say nothing."""
+    precision: str | None = arguments.precision
+    if precision is not None and (device.type != "cuda" or arguments.dtype != "float32"):
+        raise Failure(
+            f"--precision = {precision}; --dtype {arguments.dtype} on {device} has no such switch; it is for float32 on a GPU"
+        )
+    return precision
+
+
 def add_layer(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe one layer to a command."""
     group = parser.add_argument_group("the layer", "A flag takes one number, or one for each spatial axis.")

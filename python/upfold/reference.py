@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from .geometry import Geometry
+from .modes import FORWARD, GRAD_INPUT, Operands, keywords
 from .precision import matmul_tf32
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
@@ -51,15 +52,12 @@ def torch_conv_transpose(ndim: int) -> Callable[..., torch.Tensor]:
     return functions[ndim - 1]
 
 
-def arguments(geometry: Geometry) -> dict[str, Any]:
-    """A geometry as the keyword arguments of ``conv_transpose1d/2d/3d``, torch's or ours."""
-    return {
-        "stride": geometry.stride,
-        "padding": geometry.padding,
-        "output_padding": geometry.output_padding,
-        "groups": geometry.groups,
-        "dilation": geometry.dilation,
-    }
+def torch_gradient(mode: str, x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """One gradient of a transposed convolution by torch's own backward operator, as autograd would ask for it."""
+    p, wants_x = geometry, mode == GRAD_INPUT
+    arguments = p.stride, p.padding, p.dilation, True, p.output_padding, p.groups, [wants_x, not wants_x, False]
+    found: torch.Tensor = torch.ops.aten.convolution_backward(g, x, w, None, *arguments)[0 if wants_x else 1]
+    return found
 
 
 def round_to_tf32(t: torch.Tensor) -> torch.Tensor:
@@ -68,52 +66,71 @@ def round_to_tf32(t: torch.Tensor) -> torch.Tensor:
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
 
-def reference(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, *, tf32: bool = False
-) -> Reference:
-    """Compute what a transposed convolution should give, by torch in float64.
+def reference(operands: Operands, geometry: Geometry, *, mode: str = FORWARD, tf32: bool = False) -> Reference:
+    """Compute what one of the operators should give, by torch in float64.
 
     Args:
-        x: (batch, in_channels, spatial...).
-        w: (in_channels, out_channels / groups, kernel...).
-        bias: (out_channels,) or None.
+        operands: of one call.
         geometry: checked arguments.
+        mode: which operator (`modes.MODES`).
         tf32: whether the kernels may round float32 operands to TF32.
 
     Returns:
         The truth with its error bound, on the device of x (on the CPU where that device has no float64).
     """
-    device = x.device if x.device.type in ("cpu", "cuda") else torch.device("cpu")
-    x, w, bias = (None if t is None else t.detach().to(device).contiguous() for t in (x, w, bias))  # type: ignore[assignment]
-    convolve = torch_conv_transpose(geometry.ndim)
-    options = arguments(geometry)
-    wide = _WIDE.get(x.dtype, torch.float64)
+    device = operands.x.device if operands.x.device.type in ("cpu", "cuda") else torch.device("cpu")
+    operands = _each(operands, lambda t: t.detach().to(device).contiguous())
+    dtype = operands.x.dtype
+    wide = _WIDE.get(dtype, torch.float64)
     with torch.no_grad():
-        values = convolve(x.to(wide), w.to(wide), None if bias is None else bias.to(wide), **options)
-        magnitude = convolve(x.abs().double(), w.abs().double(), None if bias is None else bias.abs().double(), **options)
-        unit = torch.finfo(x.dtype).eps
+        values = _compute(mode, _each(operands, lambda t: t.to(wide)), geometry)
+        magnitude = _compute(mode, _each(operands, lambda t: t.abs().double()), geometry)
+        unit = torch.finfo(dtype).eps
         truth = Reference(values, magnitude, unit)
-        oracle = _oracle(x, w, bias, geometry, tf32)
+        oracle = _oracle(mode, operands, geometry, tf32)
         return Reference(values, magnitude, max(unit, _ALLOWANCE * truth.error(oracle)))
 
 
-def _oracle(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, tf32: bool) -> torch.Tensor:
-    convolve = torch_conv_transpose(geometry.ndim)
-    options = arguments(geometry)
-    dtype = x.dtype
+def _each(operands: Operands, change: Callable[[torch.Tensor], torch.Tensor]) -> Operands:
+    o = operands
+    bias, g = None if o.bias is None else change(o.bias), None if o.g is None else change(o.g)
+    return Operands(change(o.x), change(o.w), bias, g)
+
+
+def _compute(mode: str, o: Operands, geometry: Geometry) -> torch.Tensor:
+    if mode == FORWARD:
+        return torch_conv_transpose(geometry.ndim)(o.x, o.w, o.bias, **keywords(geometry))
+    return torch_gradient(mode, o.x, o.w, o.grad, geometry)
+
+
+def _oracle(mode: str, operands: Operands, geometry: Geometry, tf32: bool) -> torch.Tensor:
+    dtype = operands.x.dtype
     if dtype in (torch.float64, torch.complex128):
-        # No wider type exists: the same sums in another order show how much the order matters.
-        groups, batch = geometry.groups, x.shape[0]
-        x = x.reshape(batch, groups, -1, *x.shape[2:]).flip(2).reshape(x.shape)
-        w = w.reshape(groups, -1, *w.shape[1:]).flip(1).reshape(w.shape)
-        return convolve(x, w, bias, **options)
+        return _in_another_order(mode, operands, geometry)
     if dtype == torch.complex64:
-        return convolve(x, w, bias, **options)
-    x, w = x.float(), w.float()
+        return _compute(mode, operands, geometry)
+    o = _each(operands, torch.Tensor.float)
     if tf32 and dtype == torch.float32:
-        x, w = round_to_tf32(x), round_to_tf32(w)
-    bias = None if bias is None else bias.float()
-    if x.device.type != "cuda":
-        return convolve(x, w, bias, **options).to(dtype)
+        g = None if o.g is None else round_to_tf32(o.g)
+        o = Operands(round_to_tf32(o.x), round_to_tf32(o.w), o.bias, g)
+    if o.x.device.type != "cuda":
+        return _compute(mode, o, geometry).to(dtype)
     with matmul_tf32(False), torch.backends.cudnn.flags(enabled=False):
-        return convolve(x, w, bias, **options).to(dtype)
+        return _compute(mode, o, geometry).to(dtype)
+
+
+def _in_another_order(mode: str, o: Operands, geometry: Geometry) -> torch.Tensor:
+    """The same sums in another order: where no wider type exists, they show how much the order matters."""
+    if mode == FORWARD:
+        groups = geometry.groups
+        x = o.x.reshape(len(o.x), groups, -1, *o.in_size).flip(2).reshape(o.x.shape)
+        w = o.w.reshape(groups, -1, *o.w.shape[1:]).flip(1).reshape(o.w.shape)
+        return _compute(mode, Operands(x, w, o.bias), geometry)
+    # Every second channel, or column, of the gradient, and then the others.
+    axis = 1 if mode == GRAD_INPUT else -1
+    even = torch.zeros_like(o.grad)
+    places = torch.arange(0, o.grad.shape[axis], 2, device=even.device)
+    even.index_copy_(axis, places, o.grad.index_select(axis, places))
+    return sum(
+        (torch_gradient(mode, o.x, o.w, part, geometry) for part in (even, o.grad - even)), torch.zeros((), device=even.device)
+    )

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .charts import device_text, format_seconds
-from .compare import Comparison, Row
-from .methods import MATMUL_FOLD
-from .timing import geometric_mean
+from .comparison import Comparison, Row
+from .methods import MATMUL_FOLD, TORCH
+from .summary import BEST, FLOOR, PEERS, summarize
 
-# Wide enough for every table; a terminal's own width is used where there is one.
+# From here on every column is shown.
 _PLAIN_WIDTH = 144
+# Of a file: wide enough for a column for each config. A terminal's own width is used where there is one.
+_FILE_WIDTH = 240
 _MEDIUM_WIDTH = 100
-_SHORT_HEADS = {"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold", "torch native": "native"}
+_SHORT_HEADS = {"torch channels_last": "torch c_last", MATMUL_FOLD: "mm+fold", "torch native": "native", BEST: "best"}
 LEGEND = (
     "torch c_last: torch with channels_last tensors; mm+fold: torch.matmul, then F.fold. auto: what upfold takes by itself.\n"
     "x floor, x torch, x best: the time of auto against what memory and arithmetic allow, against torch in the same layout,\n"
-    "and against the fastest of torch's ways (red: slower). error: the largest of upfold's methods, max |y - y64| /\n"
-    "conv_transpose(|x|, |w|), red above the bound."
+    "and against the fastest of torch's ways (red: slower). warm: x torch with one data set that stays in a GPU's cache, for\n"
+    "layers that fit it. error: the largest of upfold's methods, max |y - y64| / conv_transpose(|x|, |w|), red above the bound."
 )
 _LOSS = "red"
 _WIN = "green"
@@ -29,7 +31,7 @@ def make_console() -> Any:
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -84,7 +86,9 @@ def comparison_table(comparison: Comparison) -> Any:
     title = (
         f"{comparison.name}: {comparison.layer_text}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
     )
-    table = new_table(title, "method", "time", "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", "", left=("",))
+    warm = ["warm"] if any(row.warm_seconds for row in comparison.rows) else []
+    heads = ["time", *warm, "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", ""]
+    table = new_table(title, "method", *heads, left=("",))
     fastest = min((row.seconds for row in comparison.rows if row.seconds), default=None)
     for row in comparison.rows:
         figures = comparison.figures(row)
@@ -94,6 +98,7 @@ def comparison_table(comparison: Comparison) -> Any:
         table.add_row(
             f"[bold]{name}[/]" if row.seconds is not None and row.seconds == fastest else name,
             seconds_text(row),
+            *([] if not warm else ["-" if not row.warm_seconds else format_seconds(row.warm_seconds)]),
             "-" if gflops is None else f"{gflops:,.1f}",
             "-" if gbytes is None else f"{gbytes:,.1f}",
             "-" if x_floor is None else f"{x_floor:.2f}x",
@@ -135,6 +140,8 @@ def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLA
         peers = [method for method in peers if method == "torch"]
     heads = [_SHORT_HEADS.get(method, method) for method in peers]
     ends = ("x floor", "x torch", "x best", "error") if width >= _PLAIN_WIDTH else ("x torch", "x best")
+    if width >= _PLAIN_WIDTH and any(row.warm_seconds for c in comparisons for row in c.rows):
+        ends = (*ends[:3], "warm", "error")
     middle = () if width < _MEDIUM_WIDTH else ("size",)
     table = new_table(title, "layer", *middle, *heads, *ours, "auto", *ends, left=("size", "auto"))
     for comparison in comparisons:
@@ -147,6 +154,7 @@ def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLA
             "x floor": "-" if x_floor is None else f"{x_floor:.1f}x",
             "x torch": ratio_text(figures.get("x_torch")),
             "x best": ratio_text(figures.get("x_best_peer")),
+            "warm": ratio_text(figures.get("x_torch_warm")),
             "error": error_text(worst),
         }
         table.add_row(
@@ -174,18 +182,23 @@ def _highlight(comparison: Comparison, method: str) -> str:
     return f"[bold]{text}[/]" if method == comparison.auto else text
 
 
-def summary_lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """Geometric means against torch and against the best peer, with the losses counted, for each algorithm and for `auto`."""
-    lines = []
-    ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
-    for method in [*ours, "auto"]:
-        rows = [(c, c.auto_row if method == "auto" else c.row(method)) for c in comparisons]
-        against_torch = [r for c, row in rows if (r := c.ratio(row, c.torch_row)) is not None]
-        against_best = [r for c, row in rows if (r := c.ratio(row, c.best_peer)) is not None]
-        if against_torch:
-            lines.append(
-                f"{method:>12}: {geometric_mean(against_torch):.2f}x torch, {geometric_mean(against_best):.2f}x the best peer "
-                f"(geometric means of {len(against_torch)} layers); slower than torch on {sum(r < 1 for r in against_torch)}, "
-                f"than the best peer on {sum(r < 1 for r in against_best)}"
-            )
-    return lines
+def summary_table(comparisons: Sequence[Comparison], width: int = _PLAIN_WIDTH) -> Any:
+    """A row for each of upfold's methods and for `auto`: mean, worst case and losses against each peer, and in floors."""
+    found = summarize(comparisons)
+    heads = [head for head in (*PEERS, FLOOR) if any(head in entries for entries in found.values())]
+    if width < _PLAIN_WIDTH:
+        heads = [head for head in heads if head in (TORCH, BEST, FLOOR)]
+    title = f"summary of {len(comparisons)} layers: geometric mean, worst, and on how many slower"
+    table = new_table(title, "method", *("x " + _SHORT_HEADS.get(head, head) for head in heads))
+    for method, entries in found.items():
+        table.add_row(method, *(_summary_text(entries.get(head)) for head in heads))
+    return table
+
+
+def _summary_text(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "-"
+    mean, worst = entry["geometric_mean"], entry["worst"]
+    if "slower" not in entry:  # times the floor
+        return f"{mean:.2f}x {worst:.2f}x"
+    return f"{ratio_text(mean)} {ratio_text(worst)} {entry['slower']:>2}"

@@ -116,11 +116,16 @@ def data_sets(bytes_touched: int, device: torch.device | str) -> int:
     Returns:
         1 on a CPU, where callers find their data warm too; else enough for more than twice the L2 cache.
     """
+    cache = cache_bytes(device)
+    return min(_MOST_DATA_SETS, 2 * cache // max(1, bytes_touched) + 2) if cache else 1
+
+
+def cache_bytes(device: torch.device | str) -> int:
+    """Size of the last cache of a GPU; 0 for a CPU, whose callers find their data warm or cold as it comes."""
     device = torch.device(device)
     if device.type != "cuda":
-        return 1
-    cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or _L2_BYTES
-    return min(_MOST_DATA_SETS, 2 * cache // max(1, bytes_touched) + 2)
+        return 0
+    return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or _L2_BYTES
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -1,0 +1,21 @@
+"""Memory that a call on a GPU takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def held_beside_result(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, int]:
+    """Call and return the result, and the most bytes that the call held at a time beside what was there and the result.
+
+    The bytes are those that were asked of torch's allocator; before torch 2.1 those of the blocks that it gave, which are larger.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    y = call()
+    torch.cuda.synchronize(device)
+    facts = torch.cuda.memory_stats(device)
+    kind = "requested_bytes.all" if "requested_bytes.all.peak" in facts else "allocated_bytes.all"
+    return y, facts[f"{kind}.peak"] - facts[f"{kind}.current"]
