@@ -23,7 +23,6 @@ from .watch import has_memory, needs_gradient, nobody_intercepts
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
 
 
-
 def conv_transpose1d(
     input: Tensor,
     weight: Tensor,
