@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import upfold
 from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours
-from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, torch_layer
-from upfold import cases, execute
-from upfold.algorithms import REGISTRY
+from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, record_runs, torch_layer
+from upfold import cases
 
 
 @SMOKE
@@ -215,10 +214,7 @@ def test_settings_belong_to_the_thread(device):
 
 def test_auto_by_name_goes_before_the_block(device, monkeypatch):
     """An explicit 'auto' means the same on every way to the kernels, also where None would follow `use`."""
-    ran = []
-    for name, method in REGISTRY.items():
-        run = method.run
-        monkeypatch.setattr(method, "run", lambda *rest, name=name, run=run: (ran.append(name), run(*rest))[1])
+    ran = record_runs(monkeypatch)
     x, w, b = operands(device)
     first = upfold.explain(upfold.ConvTranspose2d(4, 3, 3, **ARGUMENTS).to(device), x).plan.algorithm
     (other,) = (name for name in ("gemm", "direct") if name != first)
@@ -273,11 +269,7 @@ def test_auto_takes_torch_never_where_ours_run(device):
 @pytest.mark.parametrize("chosen", ["by name", "by the block"])
 def test_the_backward_runs_what_the_forward_ran(algorithm, chosen, device, monkeypatch):
     """Also when it runs after the block that chose has ended, as backward passes do."""
-    ran = []
-    monkeypatch.setattr(execute, "_launches", {})
-    for name, method in REGISTRY.items():
-        prepare = method.prepare
-        monkeypatch.setattr(method, "prepare", lambda *rest, name=name, prepare=prepare: (ran.append(name), prepare(*rest))[1])
+    ran = record_runs(monkeypatch)
     x, w, b = operands(device, requires_grad=True)
     if chosen == "by name":
         y = upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm=algorithm)
