@@ -196,7 +196,7 @@ def test_summary_over_layers():
     assert found["torch"] == {"geometric_mean": pytest.approx(1.0), "layers": 2, "worst": 0.5, "slower": 1}
     floors = [row.seconds / layer.floor_seconds for layer in layers[:2] for row in layer.rows[:1]]
     assert found["floor"] == {"geometric_mean": pytest.approx(math.sqrt(math.prod(floors))), "layers": 2, "worst": max(floors)}
-    text = render(tables.summary_table(layers))
+    text = render(tables.summary_table("three", layers))
     assert "1.00x 0.50x" in text
 
 

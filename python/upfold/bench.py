@@ -111,7 +111,7 @@ def run(names: Sequence[str], options: Options, console: Any) -> Results:
                 for mode in options.modes:
                     label = name if mode == FORWARD else f"{name} {mode}"
                     results.suites[label] = _run_cases(name, mode, options, console)
-                    _print_suite(console, f"{label}: {where}", results.suites[label])
+                    _print_suite(console, label, where, results.suites[label])
                 continue
             with console.status(f"timing {name}"):
                 measured = run_fold if name == "fold" else run_host
@@ -134,13 +134,13 @@ def _run_cases(suite: str, mode: str, options: Options, console: Any) -> list[Co
     return done
 
 
-def _print_suite(console: Any, title: str, rows: Sequence[Comparison]) -> None:
-    console.print(suite_table(title, rows, console.width))
+def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison]) -> None:
+    console.print(suite_table(f"{label}: {where}", rows, console.width))
     for row in rows:
         for method in row.rows:
             if method.ours and method.note.startswith("WRONG"):
                 console.print(f"{row.name}: {method.method}: {method.note}", style="red")
-    console.print(summary_table(rows, console.width))
+    console.print(summary_table(label, rows, console.width))
     console.print("\n" + LEGEND, style="dim")
     console.print("* cut down to run sooner (--max-gflop sets how far). To repeat one line:", style="dim")
     for row in rows:

@@ -121,7 +121,7 @@ class _Demo:
         before, seen = self._with_inputs()
         layers = self._layers(seen)
         say(suite_table("Layer by layer: time of one call, checked first", layers, self.console.width))
-        say(summary_table(layers, self.console.width))
+        say(summary_table("the decoder", layers, self.console.width))
         say(LEGEND + "\n", style="dim")
         ours = Decoder().eval().to(self.device)
         report = replace(ours)

@@ -50,7 +50,8 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
 
     The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
     the running thread or task; blocks nest, and an argument left at None keeps the outer value. A backward keeps the settings of
-    its forward. Put the block round a compiled function, not into it: there it breaks the graph.
+    its forward. Environment variables are read when a shape is first planned, so set them before the process starts. Put the
+    block round a compiled function, not into it: there it breaks the graph.
 
     Args:
         algorithm: the name of an algorithm (`algorithms()`), or 'auto'.
@@ -100,11 +101,8 @@ def _settings_are(inner: Settings) -> Iterator[None]:
 def restored(settings: Settings) -> Iterator[None]:
     """Settings that were `current` before, in force again where they said something: a backward may run in another thread."""
     merged: list[Any] = [now if then is None else then for then, now in zip(settings, current())]
-    token = _settings.set(Settings(*merged))
-    try:
+    with _settings_are(Settings(*merged)):
         yield
-    finally:
-        _settings.reset(token)
 
 
 def algorithms() -> tuple[str, ...]:

@@ -8,7 +8,9 @@ from types import ModuleType
 
 from . import _cpu
 
-MISSING_CUDA = "upfold was built without its CUDA module; reinstall with UPFOLD_CUDA=ON pip install ."
+MISSING_CUDA = (
+    f"upfold was built without its CUDA module ({_cpu.build_info()['cuda_reason']}); reinstall with UPFOLD_CUDA=ON pip install ."
+)
 
 
 def cpu() -> ModuleType:

@@ -182,13 +182,13 @@ def _highlight(comparison: Comparison, method: str) -> str:
     return f"[bold]{text}[/]" if method == comparison.auto else text
 
 
-def summary_table(comparisons: Sequence[Comparison], width: int = _PLAIN_WIDTH) -> Any:
+def summary_table(name: str, comparisons: Sequence[Comparison], width: int = _PLAIN_WIDTH) -> Any:
     """A row for each of upfold's methods and for `auto`: mean, worst case and losses against each peer, and in floors."""
     found = summarize(comparisons)
     heads = [head for head in (*PEERS, FLOOR) if any(head in entries for entries in found.values())]
     if width < _PLAIN_WIDTH:
         heads = [head for head in heads if head in (TORCH, BEST, FLOOR)]
-    title = f"summary of {len(comparisons)} layers: geometric mean, worst, and on how many slower"
+    title = f"summary of {name}, {len(comparisons)} layers: geometric mean, worst, and on how many slower"
     table = new_table(title, "method", *("x " + _SHORT_HEADS.get(head, head) for head in heads))
     for method, entries in found.items():
         table.add_row(method, *(_summary_text(entries.get(head)) for head in heads))
