@@ -275,6 +275,45 @@ def test_bench_of_every_mode_and_config():
     assert "smoke grad_weight: " in text
 
 
+def test_warm_times_where_the_layer_fits_the_cache(monkeypatch):
+    case = cases.find("k4s2p1")
+    x, w, b = case.tensors()
+    exactly = describe(FORWARD, Operands(x, w, b), case.geometry).bytes
+    for size, warm in ((exactly - 1, False), (exactly, True)):
+        monkeypatch.setattr(compare, "cache_bytes", lambda device, size=size: size)
+        result = compare.compare_case(case, QUICK)
+        timed = [row for row in result.rows if row.seconds]
+        assert timed
+        assert all((row.warm_seconds is not None) == warm for row in timed)
+        assert ("warm" in render(tables.comparison_table(result))) == warm
+        assert ("warm" in render(tables.suite_table("suite", [result]))) == warm
+    gemm = result.row("gemm")
+    assert result.figures(gemm)["x_torch_warm"] == pytest.approx(result.row("torch").warm_seconds / gemm.warm_seconds)
+
+
+def test_the_precision_of_float32_is_switched_and_put_back():
+    switch, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = switch.allow_tf32, matmul.allow_tf32
+    for tf32 in (False, True):
+        with precision.float32_precision(tf32):
+            assert precision.convolutions_take_tf32() == tf32
+            assert (switch.allow_tf32, matmul.allow_tf32) == (tf32, tf32)
+    assert (switch.allow_tf32, matmul.allow_tf32) == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this torch has the older switch alone")
+def test_the_newer_switch_of_convolutions_goes_first():
+    """Also while that of recurrent layers differs, when torch refuses to read the older switch."""
+    switch = torch.backends.cudnn.conv
+    before = switch.fp32_precision
+    try:
+        for text in ("ieee", "tf32"):
+            switch.fp32_precision = text
+            assert precision.convolutions_take_tf32() == (text == "tf32")
+    finally:
+        switch.fp32_precision = before
+
+
 def test_a_config_is_measured_under_its_own_name(monkeypatch):
     """What runs is the config that the row names."""
     seen = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ def test_no_call_takes_more_than_the_cap(algorithm, case, dtype, mode, megabytes
         if refusal is not None:
             pytest.skip(refusal)
         run = our_method(mode, algorithm, case.geometry)
-        y, held = held_beside_result(lambda: run(operands), device)
+        y, held = held_beside_result(partial(run, operands), device)
     del y, operands
     if needed > 4 << 30:  # other processes test on this device too
         torch.cuda.empty_cache()
