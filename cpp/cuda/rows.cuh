@@ -1,9 +1,10 @@
-// Rows of y, or of columns, shared out to warps: the job that the column kernels for common sizes take, and where a thread
+// Positions of y, or of columns, shared out to lanes: the job that the column kernels for common sizes take, and where a lane
 // stands.
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
-// number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own
-// neighbouring units read neighbouring pixels of every row of columns, whatever the padding.
+// number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. Lanes own neighbouring
+// units (col2im) or input positions (im2col), counted through (n, d, h, w) without a break, so that they read neighbouring pixels
+// of every row of columns whatever the padding, and narrow maps leave no lane idle.
 #pragma once
 
 #include "divide.cuh"
@@ -17,8 +18,10 @@ constexpr int kRowThreads = 32 * kWarps;
 constexpr int kTileChannels = 32;  // of one block, where y is channels-last
 
 struct RowAxis {
-  Divisor stride, out_count, in_count;
-  std::int32_t in_begin, out_begin, out_size;
+  Divisor stride, in_count;
+  Divisor phases;  // of a unit that exist: fewer than `stride` where y is shorter
+  Divisor units;   // units (col2im) or input positions (im2col)
+  std::int32_t out_count, in_begin, out_begin, out_size;
   std::int32_t kernel, dilation, tap_step, in_step;
   std::int32_t most_taps;               // of any phase
   std::int32_t origin;                  // position in y of tap 0 of input in_begin
@@ -26,21 +29,20 @@ struct RowAxis {
   std::int32_t first_in[kMostPhases];   // of position r of unit 0, counted from in_begin
 };
 
-// Warps take tiles of a row: `1 << lane_bits` lanes share a row, the others take the rows behind it. Where y is channels-last, a
-// row leaves the channels out: blocks take tiles of kTileChannels of them.
+// A block takes a tile of positions, for one phase on d and h and a chunk of those on w; where all positions are few, they are
+// counted through the channel tiles too (`joined` of them), else a block has one channel tile.
 struct RowsJob {
   RowAxis d, h, w;
-  Divisor tiles, chunks, row_channels, channel_tiles;
-  std::uint32_t rows, warps;
-  std::int32_t lane_bits, units;  // units (or input positions) of one row
+  Divisor samples, tiles, chunks, channel_tiles;
+  std::uint32_t positions;  // of all samples, times `joined`
   std::int32_t channels;
   std::int64_t n_begin, oc_begin;
   std::int64_t sample_stride, channel_stride;  // of columns
   std::int32_t row_stride;
   std::int64_t y_n, y_c, y_d, y_h;
   std::int32_t y_w;
-  std::int32_t
-      vector;  // neighbours that one aligned access may move: 1 when nothing is known of the alignment, 0 when they lie apart
+  // Neighbours that one aligned access may move: 1 when nothing is known of the alignment, 0 when they lie apart.
+  std::int32_t vector;
   Activation activation;
   float slope;
 };
@@ -62,19 +64,19 @@ struct alignas(kCount * sizeof(Value)) Pack {
   Value v[kCount];
 };
 
-// The row of a lane and the first unit that it owns there.
-struct RowPlace {
-  std::uint32_t row;
-  std::int32_t unit;
+// Channel tile inside the block's, sample, and unit or input position on every axis.
+struct Place {
+  std::uint32_t channel_tile, n, d, h, w;
 };
 
-// `warp` counts tiles of a row first, then groups of rows.
-template <int kItems, int kPairs>
-UPFOLD_DEVICE RowPlace place_of(const RowsJob& job, std::uint32_t warp, std::uint32_t lane) {
-  const std::uint32_t tile = take(job.tiles, warp);
-  const std::uint32_t own = lane & ((1u << job.lane_bits) - 1);
-  return {(warp << (5 - job.lane_bits)) + (lane >> job.lane_bits),
-          std::int32_t(((tile * kItems) << job.lane_bits) + own) * kPairs};
+UPFOLD_DEVICE Place place_of(const RowsJob& job, std::uint32_t position) {
+  Place place;
+  place.w = take(job.w.units, position);
+  place.h = take(job.h.units, position);
+  place.d = take(job.d.units, position);
+  place.n = take(job.samples, position);
+  place.channel_tile = position;
+  return place;
 }
 
 #ifndef __CUDACC_RTC__
@@ -89,12 +91,14 @@ bool col2im_rows(const Launch& launch, const Problem& p, const ColumnBlock& bloc
 bool im2col_rows(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y,
                  void* columns);
 
-// Fills everything of a job but `tiles`, `rows`, `warps`, `lane_bits`, `units` and `vector`; false where a size does not fit.
-bool make_rows_job(const Problem& p, const ColumnBlock& block, RowsJob& job);
-// Spreads `rows` rows of `units` units over warps whose lanes own `items` times `pairs` of them; false where they are too many.
-bool spread_rows(RowsJob& job, std::int64_t rows, std::int64_t units, int items, int pairs);
-// Whether a lane with `items` units has work for at least half of them.
-bool fills_lanes(std::int64_t units, int items, int pairs);
+// Fills everything of a job but `vector` and what cut() fills; positions are units of y (`of_outputs`) or input positions. False
+// where a size does not fit.
+bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, RowsJob& job);
+// Channels of a lane: `items`, or 1 where that would leave the device idle.
+int lane_channels(const RowsJob& job, int items);
+// Cuts the positions into tiles of `tile`, for lanes with `channels` channels and chunks of `phases` phases. Returns the number
+// of blocks, 0 where they are too many.
+unsigned cut(RowsJob& job, int tile, int channels, int phases);
 #endif
 
 }  // namespace upfold::cuda

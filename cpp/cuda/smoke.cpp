@@ -67,9 +67,10 @@ Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bo
 
 Problem random_problem(Random& random) {
   Problem p{};
+  const bool large = pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // enough to fill a device, as some launches want
   for (;;) {
     p.dtype = Dtype::kFloat32, p.activation = Activation::kNone;
-    p.batch = pick(random, {1, 2, 5}), p.groups = pick(random, {1, 1, 2, 3});
+    p.batch = pick(random, {1, 2, large ? 60 : 5}), p.groups = pick(random, {1, 1, 2, 3});
     p.in_channels = p.groups * pick(random, {1, 3, 8, 20}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
@@ -87,7 +88,8 @@ Problem random_problem(Random& random) {
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       possible = possible && *out[i] >= 1;
     }
-    if (!possible || p.batch * in_pixels(p) * p.out_channels * kernel_taps(p) > 100000) continue;
+    const std::int64_t columns = p.batch * in_pixels(p) * p.out_channels * kernel_taps(p);
+    if (!possible || columns > (large ? 2000000 : 100000) || columns < (large ? 500000 : 0)) continue;
     p.x = dense(p.in_channels, p.in_d, p.in_h, p.in_w, pick(random, {0, 0, 1}) != 0);
     p.w = dense(out_channels_per_group(p), p.kernel_d, p.kernel_h, p.kernel_w, pick(random, {0, 0, 1}) != 0);
     p.y = dense(p.out_channels, p.out_d, p.out_h, p.out_w, pick(random, {0, 0, 1}) != 0);
