@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,23 +58,35 @@ struct GemmOptions {
   std::int64_t chunk_bytes;    // what a block of columns aims at, 0: the cap
   bool allow_tf32;             // float32 operands may be rounded to TF32
   bool atomic;                 // col2im by atomic additions
+  bool has_bias;               // of every call
 };
 struct GemmOperands {
   void* x;
   void* w;
   const void* bias;  // (out_channels), dense, or null
   void* y;
-  void* workspace;  // gemm_workspace_bytes() bytes, aligned to 256
+  void* workspace;  // workspace_bytes() of the call, aligned to 256
 };
 
 // Creates what the device needs for `gemm` on this thread (a cuBLAS handle). A first call inside a stream capture needs no
 // preparation either; a prepared one allocates nothing.
 void gemm_prepare(int device);
-// Bytes of workspace, or -1 where the cap does not hold the smallest block.
-std::int64_t gemm_workspace_bytes(int device, const Problem& p, const GemmOptions& options);
+struct GemmPlan;
 // GEMM + col2im for p.op = kConvTranspose (bias and activation in the same pass), im2col + GEMM for its adjoints. Deterministic
-// unless `atomic`. 16-bit problems sum in float32 and round once.
-void gemm(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands);
+// unless `atomic`. 16-bit problems sum in float32 and round once. Planned once, then the same for any operands and by any thread.
+class GemmCall {
+ public:
+  GemmCall(int device, const Problem& p, const GemmOptions& options);
+  // What a call needs, or -1 where the cap does not hold the smallest block.
+  std::int64_t workspace_bytes() const;
+  void run(const GemmOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_;
+  Problem problem_;
+  GemmOptions options_;
+  std::shared_ptr<const GemmPlan> plan_;  // null: nothing to do
+};
 
 struct DirectOperands {
   void* x;

@@ -1,6 +1,9 @@
 #include "cublas.h"
 
+#include <algorithm>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "../error.h"
 
@@ -88,6 +91,32 @@ Cublas load() {
   return table;
 }
 
+constexpr int kExactReduction = 16;  // default mathematics, partial sums of 16-bit products kept in float32
+
+void check_status(int status, const char* what) {
+  if (status != 0) throw std::runtime_error(concat(what, " failed: cuBLAS status ", status));
+}
+
+// Handles that no thread holds. Never destroyed: at exit the library may be gone before its handles.
+struct HandlePool {
+  std::mutex mutex;
+  std::vector<std::pair<int, void*>> free;
+};
+HandlePool& handle_pool() {
+  static HandlePool* const pool = new HandlePool;
+  return *pool;
+}
+
+// The handles of one thread, a device each; given back when the thread ends.
+struct ThreadHandles {
+  std::vector<std::pair<int, void*>> held;
+  ~ThreadHandles() {
+    HandlePool& pool = handle_pool();
+    const std::lock_guard<std::mutex> lock(pool.mutex);
+    pool.free.insert(pool.free.end(), held.begin(), held.end());
+  }
+};
+
 }  // namespace
 
 const Cublas& cublas() {
@@ -102,6 +131,26 @@ CublasFound find_cublas() {
   const std::lock_guard<std::mutex> lock(mutex);
   if (found.version.empty()) found = search();
   return found;
+}
+
+void* cublas_handle(int device) {
+  static thread_local ThreadHandles mine;
+  const auto of_device = [device](const std::pair<int, void*>& entry) { return entry.first == device; };
+  const auto known = std::find_if(mine.held.begin(), mine.held.end(), of_device);
+  if (known != mine.held.end()) return known->second;
+  HandlePool& pool = handle_pool();
+  const std::lock_guard<std::mutex> lock(pool.mutex);
+  const auto spare = std::find_if(pool.free.begin(), pool.free.end(), of_device);
+  void* handle = nullptr;
+  if (spare != pool.free.end()) {
+    handle = spare->second;
+    pool.free.erase(spare);
+  } else {
+    check_status(cublas().create(&handle), "cublasCreate");
+    check_status(cublas().set_math_mode(handle, kExactReduction), "cublasSetMathMode");
+  }
+  mine.held.emplace_back(device, handle);
+  return handle;
 }
 
 }  // namespace upfold::cuda

@@ -30,4 +30,7 @@ struct Cublas {
 // The functions of the library that find_cublas() names; throws where there is none or one of them is missing.
 const Cublas& cublas();
 
+// The calling thread's handle on a device, which is current: made at its first use, given on when the thread ends.
+void* cublas_handle(int device);
+
 }  // namespace upfold::cuda

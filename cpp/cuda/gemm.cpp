@@ -10,12 +10,12 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
-#include <utility>
 
 #include "cublas.h"
+#include "gemm_moves.h"
 #include "gemm_plan.h"
 #include "launch.cuh"
+#include "outer.h"
 
 namespace upfold::cuda {
 namespace {
@@ -24,7 +24,6 @@ namespace {
 constexpr int kOpN = 0, kOpT = 1;
 constexpr int kCompute32F = 68, kComputeTf32 = 77, kCompute64F = 70;
 constexpr int kDefaultAlgorithm = -1;
-constexpr int kExactReduction = 16;         // default mathematics, partial sums of 16-bit products kept in float32
 constexpr std::int64_t kMostBatch = 32768;  // older libraries put the batch on a grid axis of 65535
 constexpr std::int64_t kMostInt = (std::int64_t(1) << 31) - 1;
 
@@ -49,46 +48,6 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Handles that no thread holds. Never destroyed: at exit the library may be gone before its handles.
-struct HandlePool {
-  std::mutex mutex;
-  std::vector<std::pair<int, void*>> free;
-};
-HandlePool& handle_pool() {
-  static HandlePool* const pool = new HandlePool;
-  return *pool;
-}
-
-// The handles of one thread, a device each; given back when the thread ends.
-struct ThreadHandles {
-  std::vector<std::pair<int, void*>> held;
-  ~ThreadHandles() {
-    HandlePool& pool = handle_pool();
-    const std::lock_guard<std::mutex> lock(pool.mutex);
-    pool.free.insert(pool.free.end(), held.begin(), held.end());
-  }
-};
-
-// The device is current.
-void* handle_of(int device) {
-  static thread_local ThreadHandles mine;
-  const auto of_device = [device](const std::pair<int, void*>& entry) { return entry.first == device; };
-  const auto known = std::find_if(mine.held.begin(), mine.held.end(), of_device);
-  if (known != mine.held.end()) return known->second;
-  HandlePool& pool = handle_pool();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  const auto spare = std::find_if(pool.free.begin(), pool.free.end(), of_device);
-  void* handle = nullptr;
-  if (spare != pool.free.end()) {
-    handle = spare->second;
-    pool.free.erase(spare);
-  } else {
-    check_cublas(cublas().create(&handle), "cublasCreate");
-  }
-  mine.held.emplace_back(device, handle);
-  return handle;
-}
-
 // What NVIDIA's documentation recommends: 32 MiB from Hopper on, less before.
 std::int64_t cublas_bytes(int device) {
   int major = 0;
@@ -111,24 +70,23 @@ struct Sizes {
 // One call: the operands, the parts of the workspace, and the handle on the call's stream.
 class Call {
  public:
-  Call(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands)
+  Call(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmPlan& plan, const GemmOperands& operands)
       : launch_(launch),
         p_(p),
         options_(options),
         operands_(operands),
-        plan_(plan_gemm(p, options, cublas_bytes(launch.device), true)),
+        plan_(plan),
+        moves_(launch, p, plan, operands),
         x_(pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w)) {
-    require(plan_.possible, "workspace_cap = ", options.workspace_cap, "; the smallest block takes ", plan_.total_bytes,
-            " bytes");
     const Cublas& api = cublas();
-    handle_ = handle_of(launch.device);
+    handle_ = cublas_handle(launch.device);
     check_cublas(api.set_stream(handle_, reinterpret_cast<void*>(launch.stream)), "cublasSetStream");
     check_cublas(api.set_workspace(handle_, operands.workspace, std::size_t(plan_.cublas_bytes)), "cublasSetWorkspace");
-    check_cublas(api.set_math_mode(handle_, kExactReduction), "cublasSetMathMode");
   }
 
   void run() {
-    if (plan_.repack_weight) repack_weight();
+    if (plan_.to_result) return conv_transpose_whole();
+    moves_.copy_weight();
     for (const GemmBlock& block : plan_.blocks) {
       if (p_.op == Operator::kConvTranspose) {
         conv_transpose(block);
@@ -141,9 +99,22 @@ class Call {
   }
 
  private:
+  // Samples are the pixels of the one product, which is y as it lies.
+  void conv_transpose_whole() {
+    const std::int64_t rows = out_channels_per_group(p_) * kernel_taps(p_), depth = in_channels_per_group(p_);
+    const std::int64_t w_ld = std::max(p_.w.n, rows), x_ld = std::max(p_.x.n, p_.in_channels),
+                       y_ld = std::max(p_.y.n, p_.out_channels * kernel_taps(p_));
+    const Matrix w{operands_.w, p_.dtype, false, w_ld, 0, depth * w_ld}, x{operands_.x, p_.dtype, false, x_ld, 0, depth};
+    multiply({rows, p_.batch, depth, 1, p_.groups}, w, x, {operands_.y, p_.dtype, false, y_ld, 0, rows}, operands_.y, false);
+  }
+
   void conv_transpose(const GemmBlock& block) {
-    if (block.pixels > 0) {
-      const Sizes sizes{product_pixels(block), block.rows, in_channels_per_group(p_), product_samples(block), block.groups};
+    if (block.pixels > 0 && plan_.outer) {
+      make_outer_columns(block);
+    } else if (block.pixels > 0) {
+      // The padding behind a copied x is multiplied too: what comes of it is not read, and tensor cores want multiples of 8.
+      const std::int64_t pixels = plan_.copy_x ? block.columns.row_stride : product_pixels(block);
+      const Sizes sizes{pixels, block.rows, in_channels_per_group(p_), product_samples(block), block.groups};
       multiply(sizes, x_matrix(block), weight_matrix(block, true), columns_matrix(block, false), columns(), false);
     }
     if (options_.atomic) {
@@ -151,6 +122,14 @@ class Call {
     } else {
       col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
     }
+  }
+
+  void make_outer_columns(const GemmBlock& block) {
+    const Matrix x = x_matrix(block), w = weight_matrix(block, true);
+    const OuterBlock outer{
+        block.samples,           block.groups, block.rows, block.pixels, p_.x.n, p_.x.c, w.ld, block.columns.sample_stride,
+        block.columns.row_stride};
+    outer_columns(launch_, p_.dtype, outer, x.data, w.data, columns());
   }
 
   void conv(const GemmBlock& block) {
@@ -161,7 +140,7 @@ class Call {
       const Sizes sizes{product_pixels(block), per_group, block.rows, 1, block.groups};
       const Matrix result{stage(), sum_dtype(p_.dtype), false, row, 0, per_group * row};
       multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), result, stage(), !block.first_of_sum);
-      if (block.last_of_sum) unstage_x(block);
+      if (block.last_of_sum) moves_.unstage_x(block);
       return;
     }
     const Matrix x = x_matrix(block);
@@ -184,7 +163,7 @@ class Call {
     Matrix result = weight_matrix(block, false);
     if (plan_.stage) result = {stage(), sum_dtype(p_.dtype), false, block.rows, 0, per_group * block.rows};
     multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data), !block.first_of_sum);
-    if (plan_.stage && block.last_of_sum) unstage_weight(block);
+    if (plan_.stage && block.last_of_sum) moves_.unstage_weight(block);
   }
 
   std::int64_t product_pixels(const GemmBlock& block) const { return plan_.flat ? block.samples * block.pixels : block.pixels; }
@@ -202,6 +181,10 @@ class Call {
   // As (oc * taps x in_channels of a group).
   Matrix weight_matrix(const GemmBlock& block, bool transposed) const {
     const std::int64_t size = element_bytes(p_.dtype), dense = out_channels_per_group(p_) * kernel_taps(p_);
+    if (plan_.deep_weight) {
+      const std::int64_t depth = in_channels_per_group(p_), first = (block.first_group * dense + block.first_row) * depth;
+      return {workspace(plan_.weight_at) + first * size, p_.dtype, !transposed, depth, 0, dense * depth};
+    }
     const std::int64_t ld = plan_.repack_weight || p_.in_channels == 1 || p_.w.n == 0 ? dense : p_.w.n;
     const char* data = plan_.repack_weight ? workspace(plan_.weight_at) : static_cast<const char*>(operands_.w);
     data += (block.first_group * in_channels_per_group(p_) * ld + block.first_row) * size;
@@ -213,6 +196,10 @@ class Call {
     const std::int64_t size = element_bytes(p_.dtype), first = block.first_group * in_channels_per_group(p_);
     if (plan_.copy_x) {
       copy_x(block);
+      if (plan_.deep_x) {
+        const std::int64_t depth = in_channels_per_group(p_);
+        return {workspace(plan_.x_at) + first * size, p_.dtype, true, p_.in_channels, 0, depth};
+      }
       const std::int64_t row = block.columns.row_stride;
       return {workspace(plan_.x_at) + first * row * size, p_.dtype, false, row, 0, in_channels_per_group(p_) * row};
     }
@@ -228,32 +215,6 @@ class Call {
             in_channels_per_group(p_) * x_.channel};
   }
 
-  // x seen by the column kernels: one tap, so that its columns are its pixels.
-  Problem x_problem() const {
-    Problem q = p_;
-    q.activation = Activation::kNone, q.groups = 1, q.out_channels = p_.in_channels, q.y = p_.x;
-    q.out_d = p_.in_d, q.out_h = p_.in_h, q.out_w = p_.in_w;
-    q.kernel_d = q.kernel_h = q.kernel_w = q.stride_d = q.stride_h = q.stride_w = 1;
-    q.pad_d = q.pad_h = q.pad_w = 0;
-    q.dilation_d = q.dilation_h = q.dilation_w = 1;
-    return q;
-  }
-  ColumnBlock x_block(const GemmBlock& block, const Range& channels) const {
-    const ColumnBlock& c = block.columns;
-    return {c.n, channels, c.in_d, c.in_h, c.in_w, c.in_d, c.in_h, c.in_w, block.pixels, c.row_stride};
-  }
-  // w seen by the column kernels: samples are input channels, pixels are taps.
-  Problem weight_problem() const {
-    Problem q = x_problem();
-    q.batch = p_.in_channels, q.in_channels = q.out_channels = out_channels_per_group(p_), q.y = p_.w;
-    q.in_d = q.out_d = p_.kernel_d, q.in_h = q.out_h = p_.kernel_h, q.in_w = q.out_w = p_.kernel_w;
-    return q;
-  }
-  ColumnBlock weight_block(const Range& in_channels, const Range& channels) const {
-    const Range d{0, p_.kernel_d}, h{0, p_.kernel_h}, w{0, p_.kernel_w};
-    return {in_channels, channels, d, h, w, d, h, w, length(channels) * kernel_taps(p_), kernel_taps(p_)};
-  }
-
   // Neighbouring blocks often share their pixels.
   void copy_x(const GemmBlock& block) {
     const ColumnBlock& c = block.columns;
@@ -261,26 +222,7 @@ class Call {
                                           c.in_h.end, c.in_w.begin, c.in_w.end};
     if (key == copied_) return;
     copied_ = key;
-    im2col(launch_, x_problem(), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, workspace(plan_.x_at));
-  }
-
-  void repack_weight() {
-    im2col(launch_, weight_problem(), weight_block({0, p_.in_channels}, {0, out_channels_per_group(p_)}), p_.dtype, operands_.w,
-           workspace(plan_.weight_at));
-  }
-
-  // Rounds the staged part of x, whose channels are those of the block's groups, into its place.
-  void unstage_x(const GemmBlock& block) {
-    const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group;
-    col2im(launch_, x_problem(), x_block(block, {first, first + block.groups * per_group}), sum_dtype(p_.dtype), stage(), nullptr,
-           operands_.x);
-  }
-
-  void unstage_weight(const GemmBlock& block) {
-    const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group, taps = kernel_taps(p_);
-    const Range channels{block.first_row / taps, (block.first_row + block.rows) / taps};
-    col2im(launch_, weight_problem(), weight_block({first, first + block.groups * per_group}, channels), sum_dtype(p_.dtype),
-           stage(), nullptr, operands_.w);
+    moves_.copy_x(block);
   }
 
   // c = a * b, or c += a * b, for every sample and group; the longer of the two axes is the batch of one call.
@@ -317,15 +259,16 @@ class Call {
         handle_, a.transposed ? kOpT : kOpN, b.transposed ? kOpT : kOpN, int(s.m), int(s.n), int(s.k), alpha, a.data,
         data_type(a.dtype), int(a.ld), a.sample, b.data, data_type(b.dtype), int(b.ld), b.sample, beta, to, data_type(c.dtype),
         int(c.ld), c.sample, int(s.samples), compute, kDefaultAlgorithm);
-    check_cublas(status, concat("matrix product of ", s.m, " x ", s.n, " x ", s.k, ", ", s.samples, " times").c_str());
+    if (status != 0) check_cublas(status, concat("matrix product of ", s.m, " x ", s.n, " x ", s.k).c_str());
   }
 
   const Launch& launch_;
   const Problem& p_;
   const GemmOptions& options_;
   const GemmOperands& operands_;
-  GemmPlan plan_;
-  PixelMatrix x_;
+  const GemmPlan& plan_;
+  const GemmMoves moves_;
+  const PixelMatrix x_;
   void* handle_ = nullptr;
   std::array<std::int64_t, 7> copied_{-1};  // the range of samples (its begin) and pixels that lies in the workspace
 };
@@ -335,20 +278,30 @@ class Call {
 void gemm_prepare(int device) {
   const DeviceScope scope(device);
   const RelaxedCapture relaxed;
-  handle_of(device);
+  cublas_handle(device);
 }
 
-std::int64_t gemm_workspace_bytes(int device, const Problem& p, const GemmOptions& options) {
-  if (p.batch == 0) return 0;
-  const GemmPlan plan = plan_gemm(p, options, cublas_bytes(device), false);
-  return plan.possible ? plan.total_bytes : -1;
+GemmCall::GemmCall(int device, const Problem& p, const GemmOptions& options)
+    : device_(device),
+      problem_(p),
+      options_(options),
+      plan_(p.batch == 0 ? nullptr : std::make_shared<const GemmPlan>(plan_gemm(p, options, cublas_bytes(device)))) {}
+
+std::int64_t GemmCall::workspace_bytes() const {
+  if (plan_ == nullptr) return 0;
+  return plan_->possible ? plan_->total_bytes : -1;
 }
 
-void gemm(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmOperands& operands) {
-  if (p.batch == 0) return;
-  const DeviceScope scope(launch.device);
+void GemmCall::run(const GemmOperands& operands, std::uintptr_t stream) const {
+  if (plan_ == nullptr) return;
+  require(plan_->possible, "workspace_cap = ", options_.workspace_cap, "; the smallest block takes ", plan_->total_bytes,
+          " bytes");
+  require((operands.bias != nullptr) == options_.has_bias, "bias is ", operands.bias == nullptr ? "absent" : "given",
+          "; it was planned otherwise");
+  const DeviceScope scope(device_);
   const RelaxedCapture relaxed;
-  Call(launch, p, options, operands).run();
+  const Launch launch{device_, stream};
+  Call(launch, problem_, options_, *plan_, operands).run();
 }
 
 }  // namespace upfold::cuda

@@ -5,14 +5,24 @@
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;     // bytes, of every part of the workspace
-constexpr std::int64_t kRowMultiple = 8;     // elements, of the distance of column rows: 16 bytes for every type
-constexpr std::int64_t kSmallMap = 512;      // pixels of a sample below which samples are joined into one product
-constexpr std::int64_t kLeastChannels = 16;  // fewer make a product too flat
-constexpr std::int64_t kLeastRows = 8;       // fewer recompute too much halo
+constexpr std::int64_t kAlignment = 256;  // bytes, of every part of the workspace
+constexpr std::int64_t kRowMultiple = 8;  // elements, of the distance of column rows: 16 bytes for every type
+constexpr std::int64_t kSmallMap = 256;   // pixels of a sample below which samples are joined into one product
+// TF32 products want operands whose summed index is the fastest: below this depth a copy of x to that layout does not pay.
+constexpr std::int64_t kLeastDepth = 64;
+// What decides whether a copy of the weight to that layout pays, measured on an H200: from this depth on it saves a quarter of
+// the product, below only large products gain.
+constexpr std::int64_t kDeep = 256;
+constexpr double kLargeProduct = 80e-6, kWorthwhile = 0.15;     // seconds; share of the product
+constexpr double kFlops = 200e12, kBytes = 3.5e12;              // of a product as it is
+constexpr double kCopyStart = 2.5e-6, kCopyBytes = 2.5e12 / 2;  // of the copy, which reads and writes
+constexpr std::int64_t kLeastChannels = 16;                     // fewer make a product too flat
+constexpr std::int64_t kLeastRows = 8;                          // fewer recompute too much halo
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
+
+constexpr std::int64_t kMostOuter = std::int64_t(1) << 30;  // positions and blocks of the outer product
 
 struct Axes {
   Axis axis[3];
@@ -48,19 +58,27 @@ class Planner {
     positions_ = over_outputs_ ? axes_.axis[split_].out : axes_.axis[split_].in;
     plane_ = in_pixels(p) / axes_.axis[split_].in;
     plan_ = {};
-    plan_.column_dtype = over_outputs_ ? sum_dtype(p.dtype) : p.dtype;
     plan_.cublas_bytes = aligned(std::min(cublas_bytes, options.workspace_cap / 4));
+    x_ = pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w);
+    plan_.to_result = product_is_result();
+    plan_.outer = outer_product();
+    plan_.column_dtype = over_outputs_ && (plan_.outer || !columns_are_exact()) ? sum_dtype(p.dtype) : p.dtype;
     plan_.repack_weight = p.op != Operator::kConvTransposeWeight && !weight_is_matrix();
+    plan_.deep_weight = deep_weight_pays();
   }
 
-  GemmPlan plan(bool list_blocks) {
+  GemmPlan plan() {
+    if (plan_.to_result) {
+      plan_.possible = true, plan_.total_bytes = plan_.cublas_bytes;
+      return plan_;
+    }
     // The aim counts what moves with a block; the rest of the workspace stays as it is.
     const std::int64_t fixed = plan_.cublas_bytes + weight_bytes(),
                        aim = options_.chunk_bytes > 0 ? fixed + options_.chunk_bytes : options_.workspace_cap;
     const Blocking blocking = choose(std::min(aim, options_.workspace_cap));
     plan_.possible = total(blocking) <= options_.workspace_cap;
     lay_out(blocking, plan_);
-    if (list_blocks && plan_.possible) list(blocking);
+    if (plan_.possible) list(blocking);
     return plan_;
   }
 
@@ -73,8 +91,60 @@ class Planner {
     return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
   }
 
+  bool planar_x() const { return x_.regular && !x_.channels_fastest && x_.step == 1; }
+  bool tf32() const { return options_.allow_tf32 && p_.dtype == Dtype::kFloat32; }
+
+  // At most one tap reaches an output and nothing is added to it: a rounded column is the rounded output.
+  bool columns_are_exact() const {
+    if (options_.atomic || options_.has_bias) return false;
+    if (p_.activation != Activation::kNone && p_.activation != Activation::kRelu) return false;
+    for (const Axis& a : axes_.axis) {
+      if (a.kernel > a.stride || (a.kernel > 1 && a.dilation != 1)) return false;
+    }
+    return true;
+  }
+
+  // One pixel whose taps are the outputs in order, nothing added.
+  bool product_is_result() const {
+    if (!over_outputs_ || options_.atomic || options_.has_bias || p_.activation != Activation::kNone || !weight_is_matrix())
+      return false;
+    for (const Axis& a : axes_.axis) {
+      if (a.in != 1 || a.pad != 0 || a.out != a.kernel) return false;
+    }
+    const std::int64_t taps = kernel_taps(p_);
+    const bool taps_dense = (p_.kernel_w == 1 || p_.y.w == 1) && (p_.kernel_h == 1 || p_.y.h == p_.kernel_w) &&
+                            (p_.kernel_d == 1 || p_.y.d == p_.kernel_h * p_.kernel_w);
+    return taps_dense && (p_.out_channels == 1 || p_.y.c == taps) && (p_.batch == 1 || p_.y.n >= p_.out_channels * taps) &&
+           (p_.in_channels == 1 || p_.x.c == 1) && (p_.batch == 1 || p_.x.n >= p_.in_channels);
+  }
+
+  bool outer_product() const {
+    const bool real = p_.dtype != Dtype::kComplex64 && p_.dtype != Dtype::kComplex128;
+    if (!over_outputs_ || plan_.to_result || !real || p_.in_channels != p_.groups || p_.groups == 1 || !planar_x()) return false;
+    const std::int64_t pixels = p_.batch * in_pixels(p_);
+    return pixels < kMostOuter && (pixels / 256 + 1) * p_.in_channels < kMostOuter;
+  }
+
+  bool deep_weight_pays() const {
+    const std::int64_t depth = in_channels_per_group(p_), rows = out_channels_per_group(p_) * kernel_taps(p_);
+    if (!over_outputs_ || !tf32() || plan_.to_result || plan_.outer || plan_.repack_weight || depth * 4 % 16 != 0) return false;
+    // An x that is copied takes the summed index to the front itself.
+    if (!planar_x() || !rows_aligned() || (in_pixels(p_) < kSmallMap && p_.batch > 1)) return false;
+    const double pixels = double(p_.batch) * double(in_pixels(p_)), weight = 4.0 * double(p_.in_channels) * double(rows);
+    const double flops = 2.0 * pixels * double(p_.in_channels) * double(rows);
+    const double bytes = 4.0 * pixels * double(p_.in_channels + rows * p_.groups);
+    const double product = std::max(flops / kFlops, bytes / kBytes), copy = kCopyStart + weight / kCopyBytes;
+    return copy < kWorthwhile * product && (depth >= kDeep || product > kLargeProduct);
+  }
+
+  // Tensor cores want rows of x that begin at multiples of 16 bytes.
+  bool rows_aligned() const {
+    const std::int64_t size = element_bytes(p_.dtype);
+    return (x_.channels_fastest ? x_.step : x_.channel) * size % 16 == 0 && x_.sample * size % 16 == 0;
+  }
+
   std::int64_t weight_bytes() const {
-    if (!plan_.repack_weight) return 0;
+    if (!plan_.repack_weight && !plan_.deep_weight) return 0;
     return aligned(p_.in_channels * out_channels_per_group(p_) * kernel_taps(p_) * element_bytes(p_.dtype));
   }
 
@@ -91,17 +161,17 @@ class Planner {
   void lay_out(const Blocking& b, GemmPlan& plan) const {
     const std::int64_t size = element_bytes(p_.dtype), sum_size = element_bytes(sum_dtype(p_.dtype));
     const std::int64_t pixels = plane_ * in_positions(b.rows), joined = padded(pixels * b.samples);
-    const PixelMatrix x = pixel_matrix(p_.x, p_.in_channels, p_.in_d, p_.in_h, p_.in_w);
     const bool read = p_.op != Operator::kConv;
-    // Tensor cores want rows of x that begin at multiples of 16 bytes; a copy costs less than what is lost without.
-    const bool aligned_rows = !(is_narrow(p_.dtype) || options_.allow_tf32) || !read ||
-                              ((x.channels_fastest ? x.step : x.channel) * size % 16 == 0 && x.sample * size % 16 == 0);
-    const bool in_place = x.regular && aligned_rows;
-    const bool joins = b.samples == 1 || (whole(b) && (x.channels_fastest || x.step == 0) && x.sample == x.step * pixels);
-    const bool must_join = p_.op == Operator::kConvTransposeWeight || pixels < kSmallMap;
+    // A copy costs less than what is lost without aligned rows.
+    const bool aligned_rows = !(is_narrow(p_.dtype) || options_.allow_tf32) || !read || plan.outer || rows_aligned();
+    const bool in_place = x_.regular && aligned_rows;
+    const bool joins = b.samples == 1 || (whole(b) && (x_.channels_fastest || x_.step == 0) && x_.sample == x_.step * pixels);
+    const bool must_join = !plan.outer && (p_.op == Operator::kConvTransposeWeight || pixels < kSmallMap);
     plan.flat = joins || must_join || !in_place;
     const bool copies = !in_place || (plan.flat && !joins);
     plan.copy_x = read && copies;
+    plan.deep_x = plan.copy_x && over_outputs_ && tf32() && planar_x() && in_channels_per_group(p_) >= kLeastDepth &&
+                  in_channels_per_group(p_) * size % 16 == 0;
     const std::int64_t per_group = out_channels_per_group(p_);
     const bool splits_group = b.channels < per_group;
     const bool many_pixels = b.samples < p_.batch || b.rows < positions_;
@@ -226,6 +296,7 @@ class Planner {
   const Problem& p_;
   const GemmOptions& options_;
   Axes axes_;
+  PixelMatrix x_;
   int split_;
   bool over_outputs_;
   std::int64_t positions_, plane_;
@@ -251,8 +322,8 @@ PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d
   return {s.n, channels_fastest ? 1 : s.c, step, channels_fastest, even && (channels_fastest || step == 1)};
 }
 
-GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes, bool list_blocks) {
-  return Planner(p, options, cublas_bytes).plan(list_blocks);
+GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
+  return Planner(p, options, cublas_bytes).plan();
 }
 
 }  // namespace upfold::cuda

@@ -34,8 +34,12 @@ struct GemmBlock {
 struct GemmPlan {
   bool possible;       // false: not even the smallest block fits the cap
   Dtype column_dtype;  // of the column matrix
+  bool to_result;      // the product is the result: no blocks, no columns
+  bool outer;          // a group has one input channel: columns are an outer product, which cuBLAS is slow at
   bool repack_weight;  // to (in_channels, out_channels / groups, taps), dense
+  bool deep_weight;    // or to (out_channels / groups, taps, in_channels) in every group
   bool copy_x;         // blocks of x go through [channel][sample][pixel] in the workspace
+  bool deep_x;         // or through [sample][pixel][channel]
   bool stage;          // the result is summed in the workspace, in the compute type
   bool flat;           // a block is one product for all its samples
   // Byte offsets into the workspace; cuBLAS has [0, cublas_bytes).
@@ -44,6 +48,6 @@ struct GemmPlan {
 };
 
 // `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap.
-GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes, bool list_blocks);
+GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes);
 
 }  // namespace upfold::cuda

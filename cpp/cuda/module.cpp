@@ -14,6 +14,7 @@ namespace {
 using upfold::ColumnBlock;
 using upfold::Dtype;
 using upfold::Problem;
+using upfold::cuda::GemmCall;
 using upfold::cuda::GemmOptions;
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
@@ -36,10 +37,10 @@ void col2im_atomic(const Problem& p, const ColumnBlock& block, std::uintptr_t co
   upfold::cuda::col2im_atomic({device, stream}, p, block, {pointer(columns), pointer(bias), pointer(y), pointer(staging)});
 }
 
-void gemm(const Problem& p, const GemmOptions& options, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
-          std::uintptr_t workspace, int device, std::uintptr_t stream) {
+void gemm(const GemmCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+          std::uintptr_t workspace, std::uintptr_t stream) {
   const py::gil_scoped_release release;
-  upfold::cuda::gemm({device, stream}, p, options, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)});
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
 }
 
 // What the calls of one plan have in common, so that a call converts addresses and nothing else.
@@ -94,14 +95,16 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),
         py::arg("staging"), py::arg("device"), py::arg("stream"));
   py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
-      .def(py::init([](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic) {
-             return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic};
+      .def(py::init([](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias) {
+             return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic, has_bias};
            }),
-           py::kw_only(), py::arg("workspace_cap"), py::arg("chunk_bytes"), py::arg("allow_tf32"), py::arg("atomic"));
+           py::kw_only(), py::arg("workspace_cap"), py::arg("chunk_bytes"), py::arg("allow_tf32"), py::arg("atomic"),
+           py::arg("has_bias"));
   m.def("gemm_prepare", &upfold::cuda::gemm_prepare, py::arg("device"), py::call_guard<py::gil_scoped_release>());
-  m.def("gemm_workspace_bytes", &upfold::cuda::gemm_workspace_bytes, py::arg("device"), py::arg("problem"), py::arg("options"));
-  m.def("gemm", &gemm, py::arg("problem"), py::arg("options"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
-        py::arg("workspace"), py::arg("device"), py::arg("stream"));
+  py::class_<GemmCall>(m, "GemmCall", py::module_local(), "One planned call: run(x, w, bias, y, workspace, stream).")
+      .def(py::init<int, const Problem&, const GemmOptions&>(), py::arg("device"), py::arg("problem"), py::arg("options"))
+      .def_property_readonly("workspace_bytes", &GemmCall::workspace_bytes)
+      .def("run", &gemm, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
   m.def("direct_tiles", &direct_tiles);
   m.def("direct_fits", &upfold::cuda::direct_fits, py::arg("problem"), py::arg("config"));
   m.def("direct_workspace_bytes", &upfold::cuda::direct_workspace_bytes, py::arg("problem"), py::arg("config"));

@@ -4,6 +4,7 @@
 //   smoke [seconds] [seed]
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -67,11 +68,12 @@ Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bo
 
 Problem random_problem(Random& random) {
   Problem p{};
-  const bool large = pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // enough to fill a device, as some launches want
+  const bool large = pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;                // enough to fill a device, as some launches want
+  const bool one_pixel = !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   for (;;) {
     p.dtype = Dtype::kFloat32, p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, large ? 60 : 5}), p.groups = pick(random, {1, 1, 2, 3});
-    p.in_channels = p.groups * pick(random, {1, 3, 8, 20}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40});
+    p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 64}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
     std::int64_t* const kernel[] = {&p.kernel_d, &p.kernel_h, &p.kernel_w};
@@ -85,6 +87,7 @@ Problem random_problem(Random& random) {
       *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8}) : 1, *kernel[i] = used ? pick(random, {1, 2, 3, 4}) : 1;
       *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
       *pad[i] = used ? pick(random, {0, 0, 1, 2}) : 0;
+      if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       possible = possible && *out[i] >= 1;
     }
@@ -151,13 +154,15 @@ struct Tally {
 // Runs `call` on fresh buffers and compares the operand that the operator writes with loops on the host, bit for bit: sums of
 // products of -1, 0 and 1 are exact.
 template <typename Function>
-void compare(const char* name, const Problem& p, Random& random, std::int64_t workspace_bytes, Tally& tally, Function call) {
+void compare(const char* name, const Problem& p, bool has_bias, Random& random, std::int64_t workspace_bytes, Tally& tally,
+             Function call) {
   const std::int64_t counts[3] = {p.batch * p.in_channels * in_pixels(p),
                                   p.in_channels * out_channels_per_group(p) * kernel_taps(p),
                                   p.batch * p.out_channels * out_pixels(p)};
   const int written = p.op == Operator::kConvTranspose ? 2 : p.op == Operator::kConv ? 0 : 1;
   std::vector<float> values[3] = {integers(random, counts[0]), integers(random, counts[1]), integers(random, counts[2])};
-  const std::vector<float> bias = integers(random, p.out_channels);
+  std::vector<float> bias = integers(random, p.out_channels);
+  if (!has_bias) std::fill(bias.begin(), bias.end(), 0.0f);
   Buffer x(counts[0] * 4), w(counts[1] * 4), y(counts[2] * 4), b(p.out_channels * 4), workspace(workspace_bytes);
   Buffer* const buffers[3] = {&x, &w, &y};
   for (int i = 0; i < 3; ++i) {
@@ -178,7 +183,7 @@ void compare(const char* name, const Problem& p, Random& random, std::int64_t wo
           expected[std::size_t(n * p.y.n + oc * p.y.c + i * step)] += bias[std::size_t(oc)];
         }
   }
-  call(x.data(), w.data(), b.data(), y.data(), workspace.data());
+  call(x.data(), w.data(), has_bias ? b.data() : nullptr, y.data(), workspace.data());
   check(cudaDeviceSynchronize(), name);
   const std::vector<float> got = buffers[written]->download();
   bool same = got == expected;
@@ -197,19 +202,21 @@ void run_one(Random& random, bool with_gemm, Tally& tally) {
   Problem p = random_problem(random);
   for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
     p.op = op;
+    const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;
     for (int config = 0; config < int(direct_tiles().size()); ++config) {
       if (!direct_fits(p, config)) continue;
-      compare("direct", p, random, direct_workspace_bytes(p, config), tally,
+      compare("direct", p, has_bias, random, direct_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
     }
     if (!with_gemm) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;
-      const GemmOptions options{pick(random, {64 << 20, 1 << 20, 100000}), 0, false, atomic};
-      const std::int64_t bytes = gemm_workspace_bytes(0, p, options);
+      const GemmOptions options{pick(random, {64 << 20, 1 << 20, 100000}), 0, pick(random, {0, 1}) != 0, atomic, has_bias};
+      const GemmCall gemm(0, p, options);
+      const std::int64_t bytes = gemm.workspace_bytes();
       if (bytes < 0) continue;
-      compare(atomic ? "gemm_atomic" : "gemm", p, random, bytes, tally,
-              [&](void* x, void* w, void* b, void* y, void* space) { gemm(launch, p, options, {x, w, b, y, space}); });
+      compare(atomic ? "gemm_atomic" : "gemm", p, has_bias, random, bytes, tally,
+              [&](void* x, void* w, void* b, void* y, void* space) { gemm.run({x, w, b, y, space}, launch.stream); });
     }
   }
 }

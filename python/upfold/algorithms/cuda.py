@@ -51,11 +51,16 @@ def _pointers(tensors: Tensors, workspace: torch.Tensor | None) -> tuple[int, in
 
 
 @lru_cache(maxsize=4096)
-def _gemm_options(problem: Problem, config: int, atomic: bool) -> Any:
-    chunk_bytes = _CACHED_BLOCK_BYTES if config == 1 else 0
-    return _module().GemmOptions(
-        workspace_cap=problem.workspace_cap, chunk_bytes=chunk_bytes, allow_tf32=problem.allow_tf32, atomic=atomic
+def _gemm_call(problem: Problem, device: int, config: int, atomic: bool) -> Any:
+    module = _module()
+    options = module.GemmOptions(
+        workspace_cap=problem.workspace_cap,
+        chunk_bytes=_CACHED_BLOCK_BYTES if config == 1 else 0,
+        allow_tf32=problem.allow_tf32,
+        atomic=atomic,
+        has_bias=problem.has_bias,
     )
+    return module.GemmCall(device, problem.cuda, options)
 
 
 def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) -> str | None:
@@ -85,26 +90,21 @@ def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, at
     module = _module()
     if problem.batch:
         module.gemm_prepare(_index(device))
-    needed: int = module.gemm_workspace_bytes(_index(device), problem.cuda, _gemm_options(problem, config, atomic))
+    needed: int = _gemm_call(problem, _index(device), config, atomic).workspace_bytes
     return needed
 
 
 def prepare_gemm(problem: Problem, config: int, device: torch.device, atomic: bool = False) -> Enqueue:
     """Bind the products and the column kernels to a problem, a block size and a device."""
-    gemm, struct, options, index = _module().gemm, problem.cuda, _gemm_options(problem, config, atomic), _index(device)
-
-    def enqueue(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
-        gemm(struct, options, x, w, bias, y, workspace, index, stream)
-
-    return enqueue
+    run: Enqueue = _gemm_call(problem, _index(device), config, atomic).run
+    return run
 
 
 def run_gemm(
     problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int, atomic: bool = False
 ) -> None:
     """Enqueue the products and the column kernels."""
-    options = _gemm_options(problem, config, atomic)
-    _module().gemm(problem.cuda, options, *_pointers(tensors, workspace), tensors.x.get_device(), stream)
+    _gemm_call(problem, tensors.x.get_device(), config, atomic).run(*_pointers(tensors, workspace), stream)
 
 
 def reject_direct(problem: Problem, device: torch.device) -> str | None:

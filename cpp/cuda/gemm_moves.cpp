@@ -1,0 +1,90 @@
+#include "gemm_moves.h"
+
+namespace upfold::cuda {
+namespace {
+
+// One tap without padding: columns are pixels.
+Problem one_tap(const Problem& p) {
+  Problem q = p;
+  q.activation = Activation::kNone, q.groups = 1;
+  q.kernel_d = q.kernel_h = q.kernel_w = q.stride_d = q.stride_h = q.stride_w = 1;
+  q.pad_d = q.pad_h = q.pad_w = 0;
+  q.dilation_d = q.dilation_h = q.dilation_w = 1;
+  return q;
+}
+
+Problem x_problem(const Problem& p) {
+  Problem q = one_tap(p);
+  q.out_channels = p.in_channels, q.y = p.x;
+  q.out_d = p.in_d, q.out_h = p.in_h, q.out_w = p.in_w;
+  return q;
+}
+
+ColumnBlock x_block(const GemmBlock& block, const Range& channels) {
+  const ColumnBlock& c = block.columns;
+  return {c.n, channels, c.in_d, c.in_h, c.in_w, c.in_d, c.in_h, c.in_w, block.pixels, c.row_stride};
+}
+
+// w: samples are input channels, pixels are taps.
+Problem weight_problem(const Problem& p) {
+  Problem q = one_tap(p);
+  q.batch = p.in_channels, q.in_channels = q.out_channels = out_channels_per_group(p), q.y = p.w;
+  q.in_d = q.out_d = p.kernel_d, q.in_h = q.out_h = p.kernel_h, q.in_w = q.out_w = p.kernel_w;
+  return q;
+}
+
+ColumnBlock weight_block(const Problem& p, const Range& in_channels, const Range& channels) {
+  const Range d{0, p.kernel_d}, h{0, p.kernel_h}, w{0, p.kernel_w};
+  return {in_channels, channels, d, h, w, d, h, w, length(channels) * kernel_taps(p), kernel_taps(p)};
+}
+
+}  // namespace
+
+void GemmMoves::transpose(const ColumnBlock& block, std::int64_t ld, const void* from, void* to) const {
+  const std::int64_t pixels = length(block.in_w);
+  Problem q = one_tap(p_);
+  q.op = Operator::kConvTranspose;
+  q.batch = length(block.n), q.in_channels = q.out_channels = length(block.oc);
+  q.in_d = q.in_h = q.out_d = q.out_h = 1, q.in_w = q.out_w = pixels;
+  q.y = {pixels * ld, 1, 0, 0, ld};
+  col2im(launch_, q, block, p_.dtype, from, nullptr, to);
+}
+
+void GemmMoves::copy_x(const GemmBlock& block) const {
+  if (!plan_.deep_x) {
+    im2col(launch_, x_problem(p_), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, workspace(plan_.x_at));
+    return;
+  }
+  const ColumnBlock& c = block.columns;
+  const std::int64_t at = c.n.begin * p_.x.n + c.in_d.begin * p_.x.d + c.in_h.begin * p_.x.h + c.in_w.begin * p_.x.w;
+  const Range one{0, 1}, pixels{0, block.pixels};
+  transpose({{0, block.samples}, {0, p_.in_channels}, one, one, pixels, one, one, pixels, p_.x.n, p_.x.c}, p_.in_channels,
+            static_cast<const char*>(operands_.x) + at * element_bytes(p_.dtype), workspace(plan_.x_at));
+}
+
+void GemmMoves::copy_weight() const {
+  if (plan_.repack_weight) {
+    im2col(launch_, weight_problem(p_), weight_block(p_, {0, p_.in_channels}, {0, out_channels_per_group(p_)}), p_.dtype,
+           operands_.w, workspace(plan_.weight_at));
+  } else if (plan_.deep_weight) {
+    const std::int64_t depth = in_channels_per_group(p_);
+    const Range one{0, 1}, rows{0, out_channels_per_group(p_) * kernel_taps(p_)};
+    transpose({{0, p_.groups}, {0, depth}, one, one, rows, one, one, rows, depth * p_.w.n, p_.w.n}, depth, operands_.w,
+              workspace(plan_.weight_at));
+  }
+}
+
+void GemmMoves::unstage_x(const GemmBlock& block) const {
+  const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group;
+  col2im(launch_, x_problem(p_), x_block(block, {first, first + block.groups * per_group}), sum_dtype(p_.dtype),
+         workspace(plan_.stage_at), nullptr, operands_.x);
+}
+
+void GemmMoves::unstage_weight(const GemmBlock& block) const {
+  const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group, taps = kernel_taps(p_);
+  const Range channels{block.first_row / taps, (block.first_row + block.rows) / taps};
+  col2im(launch_, weight_problem(p_), weight_block(p_, {first, first + block.groups * per_group}, channels), sum_dtype(p_.dtype),
+         workspace(plan_.stage_at), nullptr, operands_.w);
+}
+
+}  // namespace upfold::cuda

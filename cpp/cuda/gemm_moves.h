@@ -1,0 +1,33 @@
+// Moves between the operands of `gemm` and its workspace: x and w seen as columns of one tap, so that the column kernels move
+// them.
+#pragma once
+
+#include "gemm_plan.h"
+
+namespace upfold::cuda {
+
+class GemmMoves {
+ public:
+  GemmMoves(const Launch& launch, const Problem& p, const GemmPlan& plan, const GemmOperands& operands)
+      : launch_(launch), p_(p), plan_(plan), operands_(operands) {}
+
+  // The pixels of a block of x to the workspace, as the plan says.
+  void copy_x(const GemmBlock& block) const;
+  // The weight to the workspace, as the plan says.
+  void copy_weight() const;
+  // Rounds the staged part of x, whose channels are those of the block's groups, into its place.
+  void unstage_x(const GemmBlock& block) const;
+  void unstage_weight(const GemmBlock& block) const;
+
+ private:
+  void* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }
+  // `from` as the columns [n][channel][pixel] of `block` to [n][pixel][channel], with `ld` from pixel to pixel.
+  void transpose(const ColumnBlock& block, std::int64_t ld, const void* from, void* to) const;
+
+  const Launch& launch_;
+  const Problem& p_;
+  const GemmPlan& plan_;
+  const GemmOperands& operands_;
+};
+
+}  // namespace upfold::cuda
