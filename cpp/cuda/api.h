@@ -27,6 +27,9 @@ inline std::int64_t element_bytes(Dtype dtype) {
   }
 }
 
+// Of the type that sums are kept in.
+inline std::int64_t sum_bytes(Dtype dtype) { return element_bytes(dtype) < 4 ? 4 : element_bytes(dtype); }
+
 // Where a call runs. The device is set for the call and restored after it; `stream` is a cudaStream_t of that device.
 struct Launch {
   std::int32_t device;
@@ -103,6 +106,11 @@ std::vector<DirectTile> direct_tiles();
 // Whether choice number `config` runs this problem; kConvTransposeWeight has a choice for every number.
 bool direct_fits(const Problem& p, int config);
 std::int64_t direct_workspace_bytes(const Problem& p, int config);
+// What choice number `config` launches for kConvTranspose and kConv: blocks, and steps of the reduction of each.
+struct DirectWork {
+  std::int64_t blocks, steps;
+};
+DirectWork direct_work(const Problem& p, int config);
 // The direct method for p.op, without a column matrix; bias and activation are used by kConvTranspose only.
 void direct(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
 

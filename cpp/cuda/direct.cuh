@@ -1,4 +1,10 @@
-// The arithmetic of the direct method: which source positions a unit of a phase reads; and what its two files share.
+// The arithmetic of the direct method: which source positions a unit of a phase reads; and what its files share.
+//
+// A transposed convolution and its adjoint in x are correlations: the result at unit q of a phase sums source(q * advance +
+// displacement of tap) * weight over the taps of that phase and the channels of the group; the transposed convolution has
+// stride_d * stride_h * stride_w phases and advance 1, its adjoint one phase and advance `stride`. Where the dilation is 1, tap
+// r + j * stride of phase r reads what tap j of a transposed convolution of stride 1 reads, whatever r: the phases of the W axis
+// then are rows of one product, as the channels are, and neighbouring results lie in neighbouring rows.
 #pragma once
 
 #include "divide.cuh"
@@ -21,15 +27,19 @@ struct CorrelateAxis {
   AxisTaps<std::int32_t> taps;  // of the transposed convolution
   std::int32_t source_size, result_size;
   std::int32_t advance, result_step;  // source positions and result positions from one unit to the next
+  std::int32_t result_shift;          // the result position of unit 0, phase 0
   Divisor units, phases;
 };
 
 struct CorrelateJob {
   CorrelateAxis axis[3];  // d, h, w
   bool transposed;        // the transposed convolution, else its adjoint
-  Divisor channel_tiles, pixel_tiles;
-  Divisor depth;                         // source channels of a group: the fastest part of the reduction
-  std::uint32_t pixels, channels, taps;  // units of all samples; result channels of a group; of the kernel
+  bool samples_first;     // units are counted through the samples of a position, else through the positions of a sample
+  Divisor batch;
+  Divisor merged;  // phases of the W axis that are rows
+  Divisor depth;   // source channels of a group: the fastest part of the reduction
+  std::uint32_t pixels, channels, rows,
+      taps;  // units of all samples; result channels and rows of a group; taps of a packed weight
   std::int64_t source_n, source_c, source_axis[3];
   std::int64_t result_n, result_c, result_axis[3];
   Activation activation;
@@ -49,6 +59,21 @@ UPFOLD_DEVICE PhaseAxisTaps phase_axis_taps(const CorrelateAxis& axis, bool tran
   return {run.first_tap, a.tap_step, count, run.first_in, -a.in_step};
 }
 
+// A unit's sample and its number on each axis.
+struct Unit {
+  std::uint32_t sample;
+  std::int32_t at[3];
+};
+
+UPFOLD_DEVICE Unit unit_of(const CorrelateJob& job, std::uint32_t pixel) {
+  Unit unit;
+  if (job.samples_first) unit.sample = take(job.batch, pixel);
+#pragma unroll
+  for (int i = 2; i >= 0; --i) unit.at[i] = std::int32_t(take(job.axis[i].units, pixel));
+  if (!job.samples_first) unit.sample = pixel;
+  return unit;
+}
+
 // Where one thread's unit reads: the sample, and the source position of displacement 0 on each axis.
 struct SourceUnit {
   std::int64_t sample;
@@ -57,15 +82,14 @@ struct SourceUnit {
 };
 
 UPFOLD_DEVICE SourceUnit source_unit(const CorrelateJob& job, std::uint32_t pixel) {
-  SourceUnit unit;
-  unit.live = pixel < job.pixels;
+  const Unit unit = unit_of(job, pixel);
+  SourceUnit source{unit.sample * job.source_n, {}, pixel < job.pixels};
 #pragma unroll
-  for (int i = 2; i >= 0; --i) unit.at[i] = std::int32_t(take(job.axis[i].units, pixel)) * job.axis[i].advance;
-  unit.sample = pixel * job.source_n;
-  return unit;
+  for (int i = 0; i < 3; ++i) source.at[i] = unit.at[i] * job.axis[i].advance;
+  return source;
 }
 
-// A tap of the phase: how far it displaces the source on each axis, and its number in the kernel.
+// A tap of the phase: how far it displaces the source on each axis, and its number in the packed weight.
 struct Tap {
   std::int32_t displacement[3], number;
 };
@@ -82,26 +106,21 @@ UPFOLD_DEVICE Tap tap_of(const CorrelateJob& job, const PhaseAxisTaps (&phase)[3
   return found;
 }
 
-// The first taps of a block's phase lie in shared memory; a kernel with more finds the others anew each time.
-struct PhaseTable {
-  PhaseAxisTaps axis[3];
-  Tap taps[kTableTaps];
-};
-UPFOLD_DEVICE Tap look_up(const CorrelateJob& job, const PhaseTable& table, std::int32_t tap) {
-  return tap < kTableTaps ? table.taps[tap] : tap_of(job, table.axis, tap);
-}
-
-// The offset that a displaced unit reads, or -1 outside the source.
-UPFOLD_DEVICE std::int64_t source_offset(const CorrelateJob& job, const SourceUnit& unit, const Tap& tap) {
-  std::int64_t offset = unit.sample;
+// Whether a displaced unit reads a position of the source.
+UPFOLD_DEVICE bool source_inside(const CorrelateJob& job, const SourceUnit& unit, const Tap& tap) {
   bool inside = unit.live;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    const std::int32_t at = unit.at[i] + tap.displacement[i];
-    inside = inside && std::uint32_t(at) < std::uint32_t(job.axis[i].source_size);
-    offset += at * job.source_axis[i];
+    inside = inside && std::uint32_t(unit.at[i] + tap.displacement[i]) < std::uint32_t(job.axis[i].source_size);
   }
-  return inside ? offset : -1;
+  return inside;
+}
+
+UPFOLD_DEVICE std::int64_t source_offset(const CorrelateJob& job, const SourceUnit& unit, const Tap& tap) {
+  std::int64_t offset = unit.sample;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) offset += (unit.at[i] + tap.displacement[i]) * job.source_axis[i];
+  return offset;
 }
 
 #define UPFOLD_DIRECT_TYPES(DO)  \
@@ -115,7 +134,42 @@ UPFOLD_DEVICE std::int64_t source_offset(const CorrelateJob& job, const SourceUn
 #ifndef __CUDACC_RTC__
 struct Launch;
 struct DirectOperands;
-constexpr std::int64_t kDirectMost = std::int64_t(1) << 30;  // of any size or count that the kernels keep in 32 bits
+constexpr std::int64_t kDirectMost = std::int64_t(1) << 30;    // of any size or count that the kernels keep in 32 bits
+constexpr std::int64_t kBlocksWanted = 1056;                   // eight for each of an H200's 132 multiprocessors
+constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
+
+inline bool transposes(const Problem& p) { return p.op == Operator::kConvTranspose; }
+inline std::int64_t result_channels(const Problem& p) {
+  return transposes(p) ? out_channels_per_group(p) : in_channels_per_group(p);
+}
+inline std::int64_t source_channels(const Problem& p) {
+  return transposes(p) ? in_channels_per_group(p) : out_channels_per_group(p);
+}
+
+// The job of a problem whose W phases are rows (`merge`) or not; and whether it can be stated in 32 bits.
+bool correlate_fits(const Problem& p, bool merge);
+CorrelateJob correlate_job(const Problem& p, bool merge);
+
+inline std::int64_t round_up(std::int64_t size, std::int64_t to) { return ceil_div(size, to) * to; }
+
+// A copy of the weight in the type of the sums: (group, tap, source channel, row), the last two padded with zeros.
+struct PackedShape {
+  std::int64_t taps, depth, rows, merged;
+};
+void pack_weight(const Launch& launch, const Problem& p, const PackedShape& shape, const void* w, void* packed);
+
+// The tiles of channels and units.
+struct TileShape {
+  int channels, pixels;
+};
+constexpr int kTileCount = 5;
+extern const TileShape kTileShapes[kTileCount];
+bool tile_fits(const Problem& p, int config);
+std::int64_t tile_bytes(const Problem& p, int config);
+// Blocks of the launch, and steps of the reduction of each.
+struct DirectWork;
+DirectWork tile_work(const Problem& p, int config);
+void tile_run(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
 
 // The adjoint in w, a file of its own: its result is small and its reduction long.
 bool direct_weight_fits(const Problem& p, int config);

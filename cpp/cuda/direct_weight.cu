@@ -163,9 +163,7 @@ UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kBlocksWanted = 1056;                   // eight for each of an H200's 132 multiprocessors
-constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
-constexpr std::int64_t kLeastLength = 8 * kPositions;          // positions of a part
+constexpr std::int64_t kLeastLength = 8 * kPositions;  // positions of a part
 
 struct Tile {
   std::int64_t rows, columns;
@@ -177,7 +175,6 @@ constexpr Tile kTiles[] = {
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
-std::int64_t sum_bytes(Dtype dtype) { return std::max<std::int64_t>(4, element_bytes(dtype)); }
 std::int64_t weight_elements(const Problem& p) { return p.in_channels * out_channels_per_group(p) * kernel_taps(p); }
 
 struct Split {

@@ -64,6 +64,12 @@ py::list direct_tiles() {
   return tiles;
 }
 
+// (blocks, steps of the reduction of each) of a tile choice.
+py::tuple direct_work(const Problem& p, int config) {
+  const upfold::cuda::DirectWork work = upfold::cuda::direct_work(p, config);
+  return py::make_tuple(work.blocks, work.steps);
+}
+
 // 12080 -> "12.8"; empty for 0.
 std::string dotted(int version) { return version == 0 ? "" : upfold::concat(version / 1000, ".", version % 1000 / 10); }
 
@@ -107,6 +113,7 @@ PYBIND11_MODULE(_cuda, m) {
       .def("run", &gemm, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
   m.def("direct_tiles", &direct_tiles);
   m.def("direct_fits", &upfold::cuda::direct_fits, py::arg("problem"), py::arg("config"));
+  m.def("direct_work", &direct_work, py::arg("problem"), py::arg("config"));
   m.def("direct_workspace_bytes", &upfold::cuda::direct_workspace_bytes, py::arg("problem"), py::arg("config"));
   py::class_<DirectCall>(m, "DirectCall", py::module_local())
       .def(py::init([](const Problem& problem, int config, int device) { return DirectCall{problem, config, device}; }),

@@ -72,8 +72,8 @@ Problem random_problem(Random& random) {
   const bool one_pixel = !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   for (;;) {
     p.dtype = Dtype::kFloat32, p.activation = Activation::kNone;
-    p.batch = pick(random, {1, 2, large ? 60 : 5}), p.groups = pick(random, {1, 1, 2, 3});
-    p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 64}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40});
+    p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
+    p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 70}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40, 130});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
     std::int64_t* const kernel[] = {&p.kernel_d, &p.kernel_h, &p.kernel_w};
@@ -84,11 +84,12 @@ Problem random_problem(Random& random) {
     bool possible = true;
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - axes;
-      *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8}) : 1, *kernel[i] = used ? pick(random, {1, 2, 3, 4}) : 1;
+      *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8}) : 1, *kernel[i] = used ? pick(random, {1, 2, 3, 4, 6}) : 1;
       *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
-      *pad[i] = used ? pick(random, {0, 0, 1, 2}) : 0;
+      *pad[i] = used ? pick(random, {0, 0, 1, 2, 5}) : 0;
       if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
+      *out[i] += used ? pick(random, {0, 0, *stride[i] - 1}) : 0;
       possible = possible && *out[i] >= 1;
     }
     const std::int64_t columns = p.batch * in_pixels(p) * p.out_channels * kernel_taps(p);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
@@ -15,8 +14,11 @@ from .base import Enqueue, Tensors
 
 # Blocks of columns that stay in the second-level cache of a large device between the product and col2im.
 _CACHED_BLOCK_BYTES = 24 << 20
-# What a tile of the direct kernel reaches of the device's multiply-add rate, by its result channels.
-_TILE_EFFICIENCY = {128: 1.0, 64: 1.0, 16: 0.6, 4: 0.3, 1: 0.1}
+# What a tile of the direct kernel reaches of the device's multiply-add rate; the steps of its reduction that its stores cost; and
+# what a block on a multiprocessor of its own takes, in blocks that share one.
+_TILE_EFFICIENCY = (1.0, 0.95, 0.6, 0.75, 0.5)
+_STORE_STEPS = 24
+_LONE_BLOCK = 1.4
 # Input channels of a group from which the weight gradient's large tile wastes less than its small one.
 _LARGE_WEIGHT_TILE = 8
 
@@ -132,18 +134,13 @@ def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
         order = (0, 1) if problem.in_channels_per_group >= _LARGE_WEIGHT_TILE else (1, 0)
         return tuple(config for config in order if module.direct_fits(problem.cuda, config))
-    if problem.operator is Operator.CONV_TRANSPOSE:
-        channels = problem.out_channels_per_group
-        phases = prod(min(s, o) for s, o in zip(problem.stride, problem.out_size))
-        positions = problem.batch * prod(-(-o // s) for s, o in zip(problem.stride, problem.out_size))
-    else:
-        channels, phases, positions = problem.in_channels_per_group, 1, problem.batch * problem.in_pixels
     costs = {}
-    for config, (tile_channels, tile_positions) in enumerate(module.direct_tiles()):
+    for config, (channels, positions) in enumerate(module.direct_tiles()):
         if module.direct_fits(problem.cuda, config):
-            blocks = problem.groups * phases * -(-channels // tile_channels) * -(-positions // tile_positions)
-            waves = -(-blocks // (2 * multiprocessors))
-            costs[config] = waves * tile_channels * tile_positions / _TILE_EFFICIENCY[tile_channels]
+            blocks, steps = module.direct_work(problem.cuda, config)
+            # A block alone on its multiprocessor waits for memory; two hide each other's waits.
+            in_turn = max(-(-blocks // multiprocessors), _LONE_BLOCK)
+            costs[config] = in_turn * channels * positions * (steps + _STORE_STEPS) / _TILE_EFFICIENCY[config]
     return tuple(sorted(costs, key=lambda config: costs[config]))
 
 
