@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 import upfold
 from upfold import cases, execute
 from upfold.algorithms import REGISTRY
+from upfold.problem import Problem
 
 TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 SMOKE = pytest.mark.parametrize("case", cases.by_tier("smoke"), ids=lambda case: case.name)
@@ -30,22 +33,27 @@ def torch_layer(x, w, b):
     return F.conv_transpose2d(x, w, b, **ARGUMENTS)
 
 
+class Run(NamedTuple):
+    algorithm: str
+    problem: Problem
+
+
 def record_runs(monkeypatch):
-    """A list to which every call appends the name of the algorithm that runs it."""
+    """A list to which every call appends what runs."""
     ran = []
 
-    def watched(name, function):
-        return lambda *rest: (ran.append(name), function(*rest))[1]
+    def ran_by(name, run):
+        return lambda problem, *rest: (ran.append(Run(name, problem)), run(problem, *rest))[1]
 
-    def prepared(name, prepare):
-        def prepare_watched(*rest):
-            enqueue = prepare(*rest)
-            return enqueue and watched(name, enqueue)
+    def prepared_by(name, prepare):
+        def prepare_recorded(problem, *rest):
+            enqueue = prepare(problem, *rest)
+            return enqueue and (lambda *addresses: (ran.append(Run(name, problem)), enqueue(*addresses))[1])
 
-        return prepare_watched
+        return prepare_recorded
 
     monkeypatch.setattr(execute, "_launches", {})
     for name, method in REGISTRY.items():
-        monkeypatch.setattr(method, "run", watched(name, method.run))
-        monkeypatch.setattr(method, "prepare", prepared(name, method.prepare))
+        monkeypatch.setattr(method, "run", ran_by(name, method.run))
+        monkeypatch.setattr(method, "prepare", prepared_by(name, method.prepare))
     return ran
