@@ -250,7 +250,8 @@ def test_every_refusal_is_listed():
 @pytest.fixture
 def uncovered(monkeypatch):
     """As on a device that upfold has no kernels for, which this machine lacks: the CPU plays it."""
-    monkeypatch.setattr(upfold.functional, "_on_our_device", lambda t: False)
+    monkeypatch.setattr(upfold.functional, "_OUR_DEVICES", frozenset())
+    monkeypatch.setattr(upfold.functional, "_kernels_may_run", lambda t: False)
     reason = "upfold has no kernels for this"
     monkeypatch.setattr(upfold.columns, "_missing", lambda tensor: reason)
 

@@ -22,6 +22,8 @@ from .watch import has_memory, needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
 
+_OUR_DEVICES = frozenset({"cpu", "cuda", "meta"})
+
 
 def conv_transpose1d(
     input: Tensor,
@@ -122,7 +124,7 @@ def _conv_transpose(
     out: Tensor | None,
 ) -> Tensor:
     given = x is not None and w is not None
-    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and _on_our_device(x):
+    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and _kernels_may_run(x):
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
@@ -135,9 +137,9 @@ def _conv_transpose(
     return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out)
 
 
-def _on_our_device(t: Tensor) -> bool:
-    # Quicker than the name of t.device, which is made anew in each call.
-    return t.is_cuda or t.is_cpu or t.is_meta
+def _kernels_may_run(t: Tensor) -> bool:
+    # Quicker than the name of t.device, which is made anew in each call; a compiler that traces knows the name alone.
+    return t.is_cuda or t.is_cpu
 
 
 def _intercepted(
@@ -171,7 +173,7 @@ def _intercepted(
     parsed = _check_activation(x, activation)
     if out is not None and needs_gradient(x, w, bias):
         raise _out_with_gradient()
-    if _on_our_device(x):
+    if x.device.type in _OUR_DEVICES:
         y = autograd.conv_transpose(x, w, bias, arguments, algorithm)
     else:
         bias_shape = None if bias is None else bias.shape
