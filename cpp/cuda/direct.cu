@@ -115,31 +115,32 @@ void pack_weight(const Launch& launch, const Problem& p, const PackedShape& shap
   }
 }
 
-bool correlate_fits(const Problem& p, bool merge) {
+bool correlate_fits(const Problem& p, const Merge& merge) {
   const bool transposed = transposes(p);
   std::int64_t pixels = p.batch, phases = 1;
   const Axis axes[] = {axis_d(p), axis_h(p), axis_w(p)};
   for (int i = 0; i < 3; ++i) {
     const Axis& a = axes[i];
     if (!axis_fits(a)) return false;
-    const bool as_rows = merge && i == 2;
-    pixels *= as_rows ? ceil_div(a.out + a.pad % a.stride, a.stride) : transposed ? ceil_div(a.out, a.stride) : a.in;
-    phases *= transposed && !as_rows ? std::min(a.stride, a.out) : 1;
+    const bool merged = (merge.h && i == 1) || (merge.w && i == 2);
+    pixels *= merged ? ceil_div(a.out + a.pad % a.stride, a.stride) : transposed ? ceil_div(a.out, a.stride) : a.in;
+    phases *= transposed && !merged ? std::min(a.stride, a.out) : 1;
     if (pixels > kDirectMost || phases > kDirectMost) return false;
   }
   const std::int64_t depth = source_channels(p);
   return depth <= kDirectMost / kernel_taps(p) && depth * kernel_taps(p) <= kDirectMost / std::max(p.in_channels, p.out_channels);
 }
 
-CorrelateJob correlate_job(const Problem& p, bool merge) {
+CorrelateJob correlate_job(const Problem& p, const Merge& merge) {
   const bool transposed = transposes(p);
   CorrelateJob job{};
   job.transposed = transposed;
-  job.axis[0] = correlate_axis(axis_d(p), transposed), job.axis[1] = correlate_axis(axis_h(p), transposed);
-  job.axis[2] = merge ? merged_axis(axis_w(p)) : correlate_axis(axis_w(p), transposed);
+  job.axis[0] = correlate_axis(axis_d(p), transposed),
+  job.axis[1] = merge.h ? merged_axis(axis_h(p)) : correlate_axis(axis_h(p), transposed);
+  job.axis[2] = merge.w ? merged_axis(axis_w(p)) : correlate_axis(axis_w(p), transposed);
   std::int64_t pixels = p.batch, taps = 1;
   for (const CorrelateAxis& axis : job.axis) pixels *= axis.units.value, taps *= axis.taps.kernel;
-  const std::int64_t merged = merge ? p.stride_w : 1;
+  const std::int64_t merged = merge.w ? p.stride_w : 1;
   job.batch = make_divisor(p.batch), job.merged = make_divisor(merged), job.depth = make_divisor(source_channels(p));
   job.pixels = std::uint32_t(pixels), job.channels = std::uint32_t(result_channels(p));
   job.rows = std::uint32_t(result_channels(p) * merged), job.taps = std::uint32_t(taps);
@@ -156,23 +157,25 @@ CorrelateJob correlate_job(const Problem& p, bool merge) {
 std::vector<DirectTile> direct_tiles() {
   std::vector<DirectTile> tiles;
   for (const TileShape& tile : kTileShapes) tiles.push_back({tile.channels, tile.pixels});
+  tiles.push_back({1, kDirectThreads});
   return tiles;
 }
 
 bool direct_fits(const Problem& p, int config) {
   if (p.op == Operator::kConvTransposeWeight) return direct_weight_fits(p, config);
+  if (config == kTileCount) return rows_fits(p);
   return config >= 0 && config < kTileCount && tile_fits(p, config);
 }
 
 std::int64_t direct_workspace_bytes(const Problem& p, int config) {
   if (p.batch == 0) return 0;
   if (p.op == Operator::kConvTransposeWeight) return direct_weight_bytes(p, config);
-  return tile_bytes(p, config);
+  return config == kTileCount ? 0 : tile_bytes(p, config);
 }
 
 DirectWork direct_work(const Problem& p, int config) {
   if (p.batch == 0 || p.op == Operator::kConvTransposeWeight) return {1, 1};
-  return tile_work(p, config);
+  return config == kTileCount ? rows_work(p) : tile_work(p, config);
 }
 
 void direct(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {
@@ -180,6 +183,7 @@ void direct(const Launch& launch, const Problem& p, const DirectOperands& operan
   require(direct_fits(p, config), "config = ", config, "; it does not fit this problem");
   const DeviceScope scope(launch.device);
   if (p.op == Operator::kConvTransposeWeight) return direct_weight(launch, p, operands, config);
+  if (config == kTileCount) return rows_run(launch, p, operands);
   tile_run(launch, p, operands, config);
 }
 

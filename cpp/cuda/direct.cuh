@@ -13,6 +13,8 @@
 
 namespace upfold::cuda {
 
+#define UPFOLD_METHOD __device__ __forceinline__
+
 constexpr int kDirectThreads = 256;
 
 // Steps of a reduction that lie in shared memory together: fewer for wide elements, so that a tile takes as many bytes.
@@ -146,9 +148,13 @@ inline std::int64_t source_channels(const Problem& p) {
   return transposes(p) ? in_channels_per_group(p) : out_channels_per_group(p);
 }
 
-// The job of a problem whose W phases are rows (`merge`) or not; and whether it can be stated in 32 bits.
-bool correlate_fits(const Problem& p, bool merge);
-CorrelateJob correlate_job(const Problem& p, bool merge);
+// Whether the phases of an axis are merged.
+struct Merge {
+  bool h, w;
+};
+// The job of a problem; and whether it can be stated in 32 bits.
+bool correlate_fits(const Problem& p, const Merge& merge);
+CorrelateJob correlate_job(const Problem& p, const Merge& merge);
 
 inline std::int64_t round_up(std::int64_t size, std::int64_t to) { return ceil_div(size, to) * to; }
 
@@ -170,6 +176,11 @@ std::int64_t tile_bytes(const Problem& p, int config);
 struct DirectWork;
 DirectWork tile_work(const Problem& p, int config);
 void tile_run(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
+
+// Few channels, which serves everything as well.
+bool rows_fits(const Problem& p);
+DirectWork rows_work(const Problem& p);
+void rows_run(const Launch& launch, const Problem& p, const DirectOperands& operands);
 
 // The adjoint in w, a file of its own: its result is small and its reduction long.
 bool direct_weight_fits(const Problem& p, int config);

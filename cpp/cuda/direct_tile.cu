@@ -233,7 +233,7 @@ TilePlan tile_plan(const Problem& p, const CorrelateJob& job, int config) {
 }
 
 CorrelateJob tile_correlation(const Problem& p) {
-  CorrelateJob job = correlate_job(p, merges(p));
+  CorrelateJob job = correlate_job(p, {false, merges(p)});
   job.samples_first = transposes(p) && in_pixels(p) <= kSmallMap && p.batch >= 32;
   return job;
 }
@@ -292,7 +292,7 @@ void run(const Launch& launch, const Problem& p, const DirectOperands& operands,
 bool tile_fits(const Problem& p, int config) {
   if (config < kLargeTiles && p.dtype == Dtype::kComplex128) return false;
   const bool merge = merges(p);
-  if (!correlate_fits(p, merge)) return false;
+  if (!correlate_fits(p, {false, merge})) return false;
   if (p.batch == 0) return true;
   const TileShape& tile = kTileShapes[config];
   const std::int64_t merged = merge ? p.stride_w : 1, rows = round_up(result_channels(p) * merged, tile.channels);

@@ -5,8 +5,6 @@
 #include "activation.cuh"
 #include "direct.cuh"
 
-#define UPFOLD_METHOD __device__ __forceinline__
-
 namespace upfold::cuda {
 
 struct TileJob {

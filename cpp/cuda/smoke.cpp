@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <random>
 #include <vector>
@@ -21,10 +22,38 @@ namespace {
 constexpr std::int64_t kGuard = 256;  // bytes before and behind every tensor, checked after the call
 constexpr unsigned char kGuardByte = 0xa5;
 
-// A float32 tensor on the device with guard bands, allocated for itself alone.
+// Small integers in the types of a problem, as the bits of a tensor. Those of a 16-bit type are exact up to 256.
+template <typename Bits, typename Real>
+Bits bits_of(Real value) {
+  Bits bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+std::uint64_t encode(float value, Dtype dtype) {
+  if (dtype == Dtype::kFloat64) return bits_of<std::uint64_t>(double(value));
+  const std::uint32_t bits = bits_of<std::uint32_t>(value);
+  if (dtype == Dtype::kFloat32) return bits;
+  if (dtype == Dtype::kBFloat16) return bits >> 16;
+  return value == 0.0f ? 0 : (bits >> 16 & 0x8000u) | (((bits >> 23 & 0xffu) - 112u) << 10) | (bits >> 13 & 0x3ffu);
+}
+
+float decode(std::uint64_t bits, Dtype dtype) {
+  if (dtype == Dtype::kFloat64) return float(bits_of<double>(bits));
+  std::uint32_t single = std::uint32_t(bits);
+  if (dtype == Dtype::kBFloat16) single <<= 16;
+  if (dtype == Dtype::kFloat16) {
+    const std::uint32_t low = single & 0x7fffu;
+    single = (single & 0x8000u) << 16 | (low == 0 ? 0 : (low << 13) + (112u << 23));
+  }
+  return bits_of<float>(single) + 0.0f;  // no negative zero
+}
+
+// A tensor on the device with guard bands, allocated for itself alone.
 class Buffer {
  public:
-  explicit Buffer(std::int64_t bytes) : bytes_(bytes) {
+  Buffer(std::int64_t count, Dtype dtype) : dtype_(dtype), bytes_(count * element_bytes(dtype)) {
+    const std::int64_t bytes = bytes_;
     check(cudaMalloc(&base_, std::size_t(bytes + 2 * kGuard)), "cudaMalloc");
     check(cudaMemset(base_, kGuardByte, std::size_t(bytes + 2 * kGuard)), "cudaMemset");
   }
@@ -34,11 +63,24 @@ class Buffer {
 
   void* data() const { return static_cast<char*>(base_) + kGuard; }
   void upload(const std::vector<float>& values) {
-    check(cudaMemcpy(data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+    const std::size_t element = std::size_t(element_bytes(dtype_));
+    std::vector<unsigned char> bytes(values.size() * element);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::uint64_t bits = encode(values[i], dtype_);
+      std::memcpy(&bytes[i * element], &bits, element);
+    }
+    check(cudaMemcpy(data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   std::vector<float> download() const {
-    std::vector<float> values(std::size_t(bytes_) / sizeof(float));
-    check(cudaMemcpy(values.data(), data(), std::size_t(bytes_), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    const std::size_t element = std::size_t(element_bytes(dtype_));
+    std::vector<unsigned char> bytes(static_cast<std::size_t>(bytes_));
+    check(cudaMemcpy(bytes.data(), data(), bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    std::vector<float> values(bytes.size() / element);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &bytes[i * element], element);
+      values[i] = decode(bits, dtype_);
+    }
     return values;
   }
   bool guards_hold() const {
@@ -53,6 +95,7 @@ class Buffer {
 
  private:
   void* base_ = nullptr;
+  Dtype dtype_;
   std::int64_t bytes_;
 };
 
@@ -71,7 +114,7 @@ Problem random_problem(Random& random) {
   const bool large = pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;                // enough to fill a device, as some launches want
   const bool one_pixel = !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   for (;;) {
-    p.dtype = Dtype::kFloat32, p.activation = Activation::kNone;
+    p.dtype = Dtype(pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
     p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 70}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40, 130});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
@@ -164,7 +207,8 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
   std::vector<float> values[3] = {integers(random, counts[0]), integers(random, counts[1]), integers(random, counts[2])};
   std::vector<float> bias = integers(random, p.out_channels);
   if (!has_bias) std::fill(bias.begin(), bias.end(), 0.0f);
-  Buffer x(counts[0] * 4), w(counts[1] * 4), y(counts[2] * 4), b(p.out_channels * 4), workspace(workspace_bytes);
+  Buffer x(counts[0], p.dtype), w(counts[1], p.dtype), y(counts[2], p.dtype), b(p.out_channels, p.dtype);
+  Buffer workspace(ceil_div(workspace_bytes, 4), Dtype::kFloat32);
   Buffer* const buffers[3] = {&x, &w, &y};
   for (int i = 0; i < 3; ++i) {
     if (i != written) buffers[i]->upload(values[i]);
@@ -187,15 +231,16 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
   call(x.data(), w.data(), has_bias ? b.data() : nullptr, y.data(), workspace.data());
   check(cudaDeviceSynchronize(), name);
   const std::vector<float> got = buffers[written]->download();
-  bool same = got == expected;
+  const bool same = got == expected;
   const bool held = x.guards_hold() && w.guards_hold() && y.guards_hold() && b.guards_hold() && workspace.guards_hold();
   ++tally.runs;
   if (same && held) return;
   ++tally.failures;
-  std::printf("%s of operator %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
-              name, int(p.op), same ? "a guard band was written" : "wrong values", (long long)p.batch, (long long)p.in_channels,
-              (long long)p.out_channels, (long long)p.groups, (long long)p.in_d, (long long)p.in_h, (long long)p.in_w,
-              (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
+  std::printf(
+      "%s of operator %d, type %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
+      name, int(p.op), int(p.dtype), same ? "a guard band was written" : "wrong values", (long long)p.batch,
+      (long long)p.in_channels, (long long)p.out_channels, (long long)p.groups, (long long)p.in_d, (long long)p.in_h,
+      (long long)p.in_w, (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
 }
 
 void run_one(Random& random, bool with_gemm, Tally& tally) {

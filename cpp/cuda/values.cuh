@@ -58,6 +58,22 @@ struct Narrow<__nv_bfloat16> {
   static __device__ __forceinline__ __nv_bfloat16 from(float v) { return __float2bfloat16_rn(v); }
 };
 
+// The value of the next lane; the last lane keeps its own. All 32 lanes take part.
+UPFOLD_DEVICE float shuffle_down(float v) { return __shfl_down_sync(~0u, v, 1); }
+UPFOLD_DEVICE double shuffle_down(double v) { return __shfl_down_sync(~0u, v, 1); }
+template <typename Value>
+UPFOLD_DEVICE Value shuffle_half_down(Value v) {
+  const std::uint32_t bits = __shfl_down_sync(~0u, std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&v)), 1);
+  const std::uint16_t low = std::uint16_t(bits);
+  return *reinterpret_cast<const Value*>(&low);
+}
+UPFOLD_DEVICE __half shuffle_down(__half v) { return shuffle_half_down(v); }
+UPFOLD_DEVICE __nv_bfloat16 shuffle_down(__nv_bfloat16 v) { return shuffle_half_down(v); }
+template <typename Real>
+UPFOLD_DEVICE Complex<Real> shuffle_down(Complex<Real> v) {
+  return {shuffle_down(v.re), shuffle_down(v.im)};
+}
+
 UPFOLD_DEVICE void add(float& sum, float v) { sum += v; }
 UPFOLD_DEVICE void add(double& sum, double v) { sum += v; }
 template <typename Real>

@@ -30,6 +30,13 @@ LAYERS = {
     "three axes": ((2, 4, 3, 4, 5), 6, (2, 3, 2), ((2, 1, 3), 0, 0, 2, (1, 2, 1))),
     "many taps": ((1, 2, 4, 5), 3, (17, 17), (1, 3, 0, 1, 1)),
     "wide stride": ((2, 3, 2, 3), 2, (2, 2), (40, 0, 0, 1, 1)),
+    "small map": ((40, 24, 1, 2), 20, (4, 4), (1, 0, 0, 1, 1)),
+    # Enough outputs for the variants that give a thread several rows.
+    "many depthwise k4s2p1": ((4, 140, 30, 31), 1, (4, 4), (2, 1, 0, 140, 1)),
+    "many depthwise k16s8p4": ((2, 70, 15, 16), 1, (16, 16), (8, 4, 0, 70, 1)),
+    "many depthwise k3": ((4, 140, 31, 33), 1, (3, 3), (1, 1, 0, 140, 1)),
+    "many of three k3s2p1op1": ((4, 280, 30, 31), 3, (3, 3), (2, 1, 1, 140, 1)),
+    "many of three s3": ((2, 140, 30, 31), 3, (3, 5), ((2, 3), (1, 2), 0, 70, (2, 1))),
 }
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
 

@@ -1,0 +1,293 @@
+// The direct method for few channels in a group: a thread owns kU units and, of each, kSh x kSw neighbouring results of kC
+// channels (phases of the H and W axes whose dilation is 1; where none are merged, one result), and sums in registers what it
+// reads from the source through the first-level cache. The weight lies in shared memory as (tap, source channel, channel, phase
+// h, phase w), read straight from its tensor, a piece at a time. Neighbouring lanes own neighbouring units of the W axis, so that
+// loads and stores of a warp are dense. Where units are few, a block's warps share the source channels out between them.
+#include "direct_rows.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kPieceBytes = 16384;  // of the weight in shared memory
+constexpr int kRowTaps = 128;       // in the table at a time
+
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+struct RowsMemory {
+  using Total = Sum<Value>;
+  static constexpr int kEntry = kC * kSh * kSw * (kM == 0 ? 1 : kM * kM);
+  static constexpr std::uint32_t kEntries = kPieceBytes / sizeof(Total) / kEntry;
+  alignas(16) Total piece[kEntries * kEntry];
+  Total exchange[kDirectThreads];
+  RowTap taps[kRowTaps];
+  PhaseAxisTaps axes[3];
+};
+
+// Entries [first, last), which lie in shared memory; a part takes every parts-th channel.
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+UPFOLD_DEVICE void add_piece(const RowsJob& job, const RowsMemory<Value, kSh, kSw, kC, kU, kM>& memory, std::uint32_t first,
+                             std::uint32_t last, std::int32_t part, const RowReader<Value, kU, kM>& reader,
+                             RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
+  using Reader = RowReader<Value, kU, kM>;
+  constexpr int kEntry = RowsMemory<Value, kSh, kSw, kC, kU, kM>::kEntry;
+  const CorrelateJob& p = job.problem;
+  std::uint32_t tap = first, channel = take(p.depth, tap);
+  for (std::uint32_t entry = first; entry < last; ++tap, channel = 0) {
+    const std::uint32_t left = p.depth.value - channel, run = left < last - entry ? left : last - entry;
+    const std::uint32_t mask = reader.inside(p, memory.taps[tap]);
+    const std::int64_t offset = memory.taps[tap].offset + channel * p.source_c;
+    const Sum<Value>* const weights = memory.piece + (entry - first) * kEntry;
+    for (std::uint32_t i = std::uint32_t(part); i < run; i += std::uint32_t(job.parts)) {
+      Value window[Reader::kRows][Reader::kColumns];
+      reader.load(offset + i * p.source_c, mask, window);
+      sums.add_window(window, weights + i * kEntry);
+    }
+    entry += run;
+  }
+}
+
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+__global__ void __launch_bounds__(kDirectThreads)
+    rows_kernel(const RowsJob job, const Value* __restrict__ source, const Value* __restrict__ w, const Value* __restrict__ bias,
+                Value* __restrict__ result) {
+  using Memory = RowsMemory<Value, kSh, kSw, kC, kU, kM>;
+  __shared__ Memory memory;
+  const CorrelateJob& p = job.problem;
+  const RowsBlock block = rows_block(job, kSw);
+  const std::int32_t tid = std::int32_t(threadIdx.x), unit_threads = kDirectThreads / job.parts;
+  const std::int32_t part = tid / unit_threads, thread = tid % unit_threads;
+  if (tid < 3) {
+    const std::int32_t residue = tid == 0 ? block.residue[0] : tid == 1 ? block.residue[1] : block.residue[2];
+    memory.axes[tid] = phase_axis_taps(p.axis[tid], p.transposed, residue);
+  }
+  __syncthreads();  // the axes are complete
+  const std::int32_t count = memory.axes[0].count * (kM == 0 ? memory.axes[1].count * memory.axes[2].count : 1);
+  // A weight that fits stays for all tiles of the block.
+  const bool stays = count <= kRowTaps && std::uint32_t(count) * p.depth.value <= Memory::kEntries;
+  const std::uint32_t tile0 = block.tile_run * job.tiles_of_run;
+  for (std::uint32_t tile = tile0; tile < tile0 + job.tiles_of_run && tile < job.tiles; ++tile) {
+    const RowUnits units = row_units(job, tile * std::uint32_t(unit_threads) + std::uint32_t(thread), kU);
+    const RowReader<Value, kU, kM> reader(job, units, source + std::int64_t(block.group) * p.depth.value * p.source_c);
+    RowSums<Value, kSh, kSw, kC, kU, kM> sums = {};
+    for (std::int32_t base = 0; base < count; base += kRowTaps) {
+      const std::int32_t some = count - base < kRowTaps ? count - base : kRowTaps;
+      const std::uint32_t entries = std::uint32_t(some) * p.depth.value;
+      const bool fills = !stays || tile == tile0;
+      if (fills) {
+        __syncthreads();  // everyone has left the taps before
+        if (tid < some) memory.taps[tid] = row_tap<kM>(job, memory.axes, base + tid);
+        __syncthreads();  // the taps are complete
+      }
+      for (std::uint32_t first = 0; first < entries; first += Memory::kEntries) {
+        const std::uint32_t last = entries - first < Memory::kEntries ? entries : first + Memory::kEntries;
+        if (fills) {
+          if (first > 0) __syncthreads();  // everyone has left the piece before
+          fill_piece<Value, kSh, kSw, kC, kM>(job, block, memory.taps, first, last, w, memory.piece);
+          __syncthreads();  // the piece is complete
+        }
+        add_piece(job, memory, first, last, part, reader, sums);
+      }
+    }
+    sums.join(part, job.parts, thread, memory.exchange);
+    if (part > 0) continue;
+    sums.finish_all(p, block, bias);
+    store_rows(job, block, units, result, sums);
+  }
+}
+
+// The variants: kSh, kSw, kC, kU, kM. The first serve every problem of every type, the second those of the narrow types.
+#define UPFOLD_ROWS_PLAIN(DO, type) \
+  DO(type, 1, 1, 1, 1, 0)           \
+  DO(type, 1, 1, 4, 1, 0)
+#define UPFOLD_ROWS_OF_CHANNELS(DO, type, kC) \
+  DO(type, 1, 2, kC, 1, 0)                    \
+  DO(type, 1, 3, kC, 1, 0)                    \
+  DO(type, 1, 4, kC, 1, 0)                    \
+  DO(type, 1, 8, kC, 1, 0)                    \
+  DO(type, 2, 2, kC, 1, 0)                    \
+  DO(type, 1, 1, kC, kManyUnits, 0)           \
+  DO(type, 1, 2, kC, kManyUnits, 0)           \
+  DO(type, 1, 3, kC, kManyUnits, 0)           \
+  DO(type, 1, 4, kC, kManyUnits, 0)           \
+  DO(type, 2, 2, kC, kManyUnits, 2)
+#define UPFOLD_ROWS_NARROW(DO, type)   \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 1) \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 3) \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 4) \
+  DO(type, 1, 1, 3, 1, 0)              \
+  DO(type, 1, 8, 1, kManyUnits, 2)
+
+#define UPFOLD_INSTANTIATE_ROWS(Value, kSh, kSw, kC, kU, kM)                                                                 \
+  template __global__ void rows_kernel<Value, kSh, kSw, kC, kU, kM>(const RowsJob, const Value*, const Value*, const Value*, \
+                                                                    Value*);
+#define UPFOLD_INSTANTIATE(dtype, Value) UPFOLD_ROWS_PLAIN(UPFOLD_INSTANTIATE_ROWS, Value)
+UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
+UPFOLD_ROWS_NARROW(UPFOLD_INSTANTIATE_ROWS, float)
+UPFOLD_ROWS_NARROW(UPFOLD_INSTANTIATE_ROWS, __half)
+UPFOLD_ROWS_NARROW(UPFOLD_INSTANTIATE_ROWS, __nv_bfloat16)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "api.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kBusyBlocks = 8 * 132;  // from which an H200 is busy
+constexpr std::int64_t kLeastChannels = 8;     // of the source, left to a part
+
+// All that follows from a problem.
+struct RowsPlan {
+  int phases_h, phases_w, channels, units, window;  // kSh, kSw, kC, kU, kM
+  std::int64_t merged_w, channel_chunks, phase_chunks, phases, unit_groups, parts, tiles, tiles_of_run, blocks, steps;
+};
+
+bool narrow(const Problem& p) { return sum_bytes(p.dtype) == 4; }
+
+std::int64_t unit_groups(const CorrelateJob& job, int units) {
+  return std::int64_t(job.batch.value) * job.axis[0].units.value * ceil_div(job.axis[1].units.value, units) *
+         job.axis[2].units.value;
+}
+
+Merge rows_merge(const Problem& p) {
+  const bool w = narrow(p) && transposes(p) && p.dilation_w == 1 && p.stride_w > 1;
+  return {w && p.stride_w == 2 && p.stride_h == 2 && p.dilation_h == 1, w};
+}
+
+// Whether every phase has one or two taps on the H axis and on the W axis, one position apart.
+bool two_by_two(const Problem& p) {
+  return transposes(p) && p.dilation_h == 1 && p.dilation_w == 1 && ceil_div(p.kernel_h, p.stride_h) == 2 &&
+         ceil_div(p.kernel_w, p.stride_w) == 2;
+}
+
+void choose_variant(const Problem& p, const CorrelateJob& job, std::int64_t each, RowsPlan& plan) {
+  plan.units = 1, plan.window = 0;
+  const bool many = narrow(p) && job.axis[1].units.value >= kManyUnits &&
+                    each * ceil_div(unit_groups(job, kManyUnits), kDirectThreads) >= kBusyBlocks;
+  if (!many) return;
+  const bool eight = plan.phases_w == 8;
+  if (plan.phases_h == 2 || eight) {
+    if (!two_by_two(p) || (eight && plan.channels != 1)) return;
+    plan.window = 2;
+  }
+  plan.units = kManyUnits;
+}
+
+RowsPlan rows_plan(const Problem& p, const CorrelateJob& job) {
+  RowsPlan plan{};
+  const Merge merge = rows_merge(p);
+  plan.merged_w = merge.w ? p.stride_w : 1;
+  plan.phases_h = merge.h ? 2 : 1, plan.phases_w = plan.merged_w <= 4 ? int(plan.merged_w) : 8;
+  const std::int64_t channels = result_channels(p);
+  plan.channels = channels == 1 ? 1 : narrow(p) && ceil_div(channels, 3) * 3 < ceil_div(channels, 4) * 4 ? 3 : 4;
+  plan.channel_chunks = ceil_div(channels, plan.channels), plan.phase_chunks = ceil_div(plan.merged_w, plan.phases_w);
+  plan.phases = 1;
+  std::int64_t phase_taps = 1;
+  for (const CorrelateAxis& axis : job.axis) {
+    plan.phases *= axis.phases.value;
+    phase_taps *= job.transposed ? ceil_div(axis.taps.kernel, axis.taps.tap_step) : axis.taps.kernel;
+  }
+  const std::int64_t each = plan.channel_chunks * plan.phase_chunks * plan.phases * p.groups;
+  choose_variant(p, job, each, plan);
+  plan.unit_groups = unit_groups(job, plan.units), plan.parts = 1;
+  while (plan.units == 1 && plan.parts < 8 && each * ceil_div(plan.unit_groups * plan.parts, kDirectThreads) < kBusyBlocks &&
+         source_channels(p) >= 2 * plan.parts * kLeastChannels) {
+    plan.parts *= 2;
+  }
+  plan.tiles = ceil_div(plan.unit_groups * plan.parts, kDirectThreads);
+  plan.tiles_of_run = std::max<std::int64_t>(1, std::min<std::int64_t>(16, plan.tiles * each / (2 * kBusyBlocks)));
+  const std::int64_t runs = ceil_div(plan.tiles, plan.tiles_of_run);
+  plan.blocks = each <= kDirectMost && runs <= kDirectMost / each ? each * runs : 0;
+  const std::int64_t results = plan.units * plan.channels * plan.phases_h * plan.phases_w * plan.tiles_of_run;
+  plan.steps = (phase_taps * source_channels(p) / plan.parts + 1) * results;
+  return plan;
+}
+
+// Whether runs of neighbouring results start at multiples of their size in every row.
+bool runs_aligned(const RowsPlan& plan, const CorrelateJob& job, std::int64_t element, const void* result) {
+  if (plan.phases_w != 2 && plan.phases_w != 4 && plan.phases_w != 8) return false;
+  const std::int64_t run = std::min<std::int64_t>(plan.phases_w, 16 / element);
+  const std::int64_t steps = job.result_n | job.result_c | job.result_axis[0] | job.result_axis[1];
+  if (job.result_axis[2] != 1 || steps % run != 0 || reinterpret_cast<std::uintptr_t>(result) % (run * element) != 0)
+    return false;
+  return plan.merged_w == plan.phases_w || (plan.merged_w % plan.phases_w == 0 && -job.axis[2].result_shift % run == 0);
+}
+
+RowsJob rows_job(const Problem& p, const CorrelateJob& job, const RowsPlan& plan, const void* result) {
+  RowsJob rows{};
+  rows.problem = job;
+  rows.units_h = make_divisor(ceil_div(job.axis[1].units.value, plan.units));
+  rows.channel_chunks = make_divisor(plan.channel_chunks), rows.phase_chunks = make_divisor(plan.phase_chunks);
+  rows.tile_runs = make_divisor(ceil_div(plan.tiles, plan.tiles_of_run));
+  rows.unit_groups = std::uint32_t(plan.unit_groups), rows.tiles = std::uint32_t(plan.tiles);
+  rows.tiles_of_run = std::uint32_t(plan.tiles_of_run), rows.parts = std::int32_t(plan.parts);
+  int i = 0;
+  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
+    rows.kernel[i] = std::int32_t(a.kernel), rows.stride[i++] = std::int32_t(a.stride);
+  }
+  rows.merged_h = plan.phases_h, rows.merged_w = std::int32_t(plan.merged_w);
+  const bool transposed = transposes(p);
+  rows.w_group = in_channels_per_group(p) * p.w.n;
+  rows.w_channel = transposed ? p.w.c : p.w.n, rows.w_depth = transposed ? p.w.n : p.w.c;
+  rows.w_axis[0] = p.w.d, rows.w_axis[1] = p.w.h, rows.w_axis[2] = p.w.w;
+  const std::int64_t run = std::min<std::int64_t>(plan.phases_w, 16 / element_bytes(p.dtype));
+  rows.runs = runs_aligned(plan, job, element_bytes(p.dtype), result);
+  rows.rotation = rows.runs ? std::int32_t(-job.axis[2].result_shift % run) : 0;
+  return rows;
+}
+
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+bool launch_rows(const Launch& launch, const Problem& p, const DirectOperands& operands, const RowsPlan& plan,
+                 const RowsJob& job) {
+  if (plan.phases_h != kSh || plan.phases_w != kSw || plan.channels != kC || plan.units != kU || plan.window != kM) return false;
+  const bool transposed = transposes(p);
+  launch_kernel("direct", rows_kernel<Value, kSh, kSw, kC, kU, kM>, launch, unsigned(plan.blocks), kDirectThreads, job,
+                static_cast<const Value*>(transposed ? operands.x : operands.y), static_cast<const Value*>(operands.w),
+                static_cast<const Value*>(transposed ? operands.bias : nullptr),
+                static_cast<Value*>(transposed ? operands.y : operands.x));
+  return true;
+}
+
+template <typename Value>
+void run(const Launch& launch, const Problem& p, const DirectOperands& operands) {
+  const CorrelateJob job = correlate_job(p, rows_merge(p));
+  const RowsPlan plan = rows_plan(p, job);
+  const RowsJob rows = rows_job(p, job, plan, transposes(p) ? operands.y : operands.x);
+  bool launched = false;
+#define UPFOLD_RUN(type, kSh, kSw, kC, kU, kM) \
+  launched = launched || launch_rows<type, kSh, kSw, kC, kU, kM>(launch, p, operands, plan, rows);
+  UPFOLD_ROWS_PLAIN(UPFOLD_RUN, Value)
+  if constexpr (sizeof(Value) <= 4) {
+    UPFOLD_ROWS_NARROW(UPFOLD_RUN, Value)
+  }
+#undef UPFOLD_RUN
+  require(launched, "no row kernel has ", plan.phases_h, " x ", plan.phases_w, " phases of ", plan.channels, " channels");
+}
+
+}  // namespace
+
+bool rows_fits(const Problem& p) {
+  const Merge merge = rows_merge(p);
+  if (!correlate_fits(p, merge)) return false;
+  return p.batch == 0 || rows_plan(p, correlate_job(p, merge)).blocks > 0;
+}
+
+DirectWork rows_work(const Problem& p) {
+  const RowsPlan plan = rows_plan(p, correlate_job(p, rows_merge(p)));
+  return {plan.blocks, plan.steps};
+}
+
+void rows_run(const Launch& launch, const Problem& p, const DirectOperands& operands) {
+  switch (p.dtype) {
+#define UPFOLD_CASE(dtype, Value) \
+  case Dtype::dtype:              \
+    return run<Value>(launch, p, operands);
+    UPFOLD_DIRECT_TYPES(UPFOLD_CASE)
+#undef UPFOLD_CASE
+  }
+}
+
+}  // namespace upfold::cuda
+#endif
