@@ -49,8 +49,15 @@ def conv_transpose(
     if not nobody_intercepts(x, w, bias):
         return _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
     if needs_gradient(x, w, bias):
-        return _apply(ConvTranspose, x, w, bias, arguments, algorithm)
+        return recorded_conv_transpose(x, w, bias, arguments, algorithm)
     return execute.conv_transpose(x, w, bias, arguments, algorithm)
+
+
+def recorded_conv_transpose(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None
+) -> torch.Tensor:
+    """The same where the caller knows that nothing intercepts and that a gradient is needed."""
+    return _apply(ConvTranspose, x, w, bias, arguments, algorithm)
 
 
 def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None = None) -> torch.Tensor:
@@ -346,11 +353,15 @@ def _eager(rules: Any) -> Any:
         result: torch.Tensor = rules.compute(*inputs)
         return result
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         if ctx.settings is None:
-            return rules.backward(ctx, *grads)
+            return rules.backward(ctx, grad)
+        if 0 in grad.stride():  # as below a sum: laid out once, not by each operator that reads it
+            grad = grad.contiguous()
+        if ctx.settings == current():
+            return rules.backward(ctx, grad)
         with restored(ctx.settings):
-            return rules.backward(ctx, *grads)
+            return rules.backward(ctx, grad)
 
     members = {"forward": forward, "backward": backward, "jvp": rules.jvp}
     return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})

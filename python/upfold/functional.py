@@ -128,8 +128,9 @@ def _conv_transpose(
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
-            parsed = _check_activation(x, activation)
-            return activations.apply(autograd.conv_transpose(x, w, bias, _hashable(arguments), algorithm), parsed)
+            parsed = None if activation is None else _check_activation(x, activation)
+            y = autograd.recorded_conv_transpose(x, w, bias, _hashable(arguments), algorithm)
+            return y if parsed is None else activations.apply(y, parsed)
         try:
             return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
         except TypeError:  # a list among the arguments
