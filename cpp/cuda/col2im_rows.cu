@@ -1,60 +1,59 @@
 // col2im at memory speed, for 16-bit and 32-bit floats: see rows.cuh for how units and positions are shared out.
 //
-// Planar y: a lane owns kPairs neighbouring units of kItems channels, kPhases neighbouring outputs of each unit, and is their
-// only writer. Lanes own neighbouring units, so that every tap is one run of pixels a warp and the outputs of a warp are runs
-// too: stored as they are where a lane's run is one aligned access, else turned round through shared memory so that lanes store
-// neighbours. Channels-last y: a block owns 32 units for kTileChannels channels, kTileChannels / kWarps of them a warp, and turns
-// the outputs round through shared memory, so that columns are read along pixels and y is written along channels.
-// Taps are summed in ascending order; a row outside the input is skipped, a pixel outside it adds 0.
+// Planar y: a lane owns kPairs neighbouring units, kItems times 32 lanes apart, kPhases neighbouring outputs of each, and is
+// their only writer. Lanes own neighbouring units, so that every tap is one run of pixels a warp and the outputs of a warp are
+// runs too: stored as they are where a lane's run is one aligned access, else turned round through shared memory so that lanes
+// store neighbours. Channels-last y: a block owns 32 units for kTileChannels channels, kTileChannels / kWarps of them a warp, and
+// turns the outputs round through shared memory, so that columns are read along pixels and y is written along channels. Taps are
+// summed in ascending order; a row outside the input is skipped, a pixel outside it adds 0.
 #include "activation.cuh"
 #include "rows.cuh"
 
 namespace upfold::cuda {
 
-// Where a lane's unit begins on the way through its taps.
-struct UnitTaps {
-  std::int32_t id, ih, unit, kd, kh;
+// A unit of a lane: its coordinates, and where the columns of its channel have the pixel of these coordinates.
+template <typename Column>
+struct Unit {
+  const Column* source;
+  std::int32_t d, h, w;
+  bool live;  // false: nothing is read or written
 };
 
-UPFOLD_DEVICE UnitTaps unit_taps(const RowsJob& job, const Place& place, std::uint32_t rd, std::uint32_t rh) {
-  return {std::int32_t(place.d) + job.d.first_in[rd], std::int32_t(place.h) + job.h.first_in[rh], std::int32_t(place.w),
-          job.d.first_tap[rd], job.h.first_tap[rh]};
-}
-
-// sums[(item * kPairs + pair) * kPhases + r]; every item has its own source, pairs are neighbouring units.
+// sums[(item * kPairs + pair) * kPhases + r] over the taps of phases rd, rh and phase + r; pairs are neighbouring units. Taps and
+// their distances are those of the block, so that a lane adds one offset to an address and tests one coordinate for each value.
 template <int kItems, int kPairs, int kPhases, typename Column>
-UPFOLD_DEVICE void gather_units(const RowsJob& job, const UnitTaps& taps, std::int32_t phase,
-                                const Column* const (&sources)[kItems], float (&sums)[kItems * kPairs * kPhases]) {
+UPFOLD_DEVICE void gather_units(const RowsJob& job, std::uint32_t rd, std::uint32_t rh, std::int32_t phase,
+                                const Unit<Column> (&units)[kItems], float (&sums)[kItems * kPairs * kPhases]) {
   const std::int32_t in_h = std::int32_t(job.h.in_count.value), in_w = std::int32_t(job.w.in_count.value);
-  std::int32_t first_tap[kPhases], first_in[kPhases];
+  std::int32_t id = job.d.first_in[rd];
+  for (std::int32_t kd = job.d.first_tap[rd]; kd < job.d.kernel; kd += job.d.tap_step, id -= job.d.in_step) {
+    std::int32_t ih = job.h.first_in[rh];
+    for (std::int32_t kh = job.h.first_tap[rh]; kh < job.h.kernel; kh += job.h.tap_step, ih -= job.h.in_step) {
+      std::uint32_t limits[kItems];
 #pragma unroll
-  for (int r = 0; r < kPhases; ++r) {
-    const bool exists = phase + r < std::int32_t(job.w.stride.value);
-    first_tap[r] = exists ? job.w.first_tap[phase + r] : job.w.kernel;
-    first_in[r] = exists ? taps.unit + job.w.first_in[phase + r] : 0;
-  }
-  std::int32_t id = taps.id;
-  for (std::int32_t kd = taps.kd; kd < job.d.kernel; kd += job.d.tap_step, id -= job.d.in_step) {
-    if (std::uint32_t(id) >= job.d.in_count.value) continue;
-    std::int32_t ih = taps.ih;
-    for (std::int32_t kh = taps.kh; kh < job.h.kernel; kh += job.h.tap_step, ih -= job.h.in_step) {
-      if (std::uint32_t(ih) >= job.h.in_count.value) continue;
-      const std::int32_t offset = (kd * job.h.kernel + kh) * job.w.kernel * job.row_stride + (id * in_h + ih) * in_w;
+      for (int item = 0; item < kItems; ++item) {
+        const bool inside = units[item].live && std::uint32_t(units[item].d + id) < job.d.in_count.value &&
+                            std::uint32_t(units[item].h + ih) < job.h.in_count.value;
+        limits[item] = inside ? std::uint32_t(in_w) : 0;
+      }
+      const std::int64_t row = std::int64_t((kd * job.h.kernel + kh) * job.w.kernel) * job.row_stride + (id * in_h + ih) * in_w;
       std::int32_t step = 0, back = 0;
 #pragma unroll(kItems* kPairs* kPhases > 4 ? 1 : 2)
       for (std::int32_t tap = 0; tap < job.w.most_taps; ++tap, step += job.w.tap_step, back += job.w.in_step) {
         Column values[kItems * kPairs * kPhases];
 #pragma unroll
         for (int r = 0; r < kPhases; ++r) {
-          const std::int32_t kw = first_tap[r] + step, iw = first_in[r] - back;
-          const std::uint32_t limit = kw < job.w.kernel ? in_w : 0;
-          const std::int64_t at = offset + kw * job.row_stride + iw;
+          const bool exists = phase + r < std::int32_t(job.w.stride.value);
+          const std::int32_t kw = (exists ? job.w.first_tap[phase + r] : job.w.kernel) + step;
+          const std::int32_t iw = (exists ? job.w.first_in[phase + r] : 0) - back;
+          const bool is_tap = kw < job.w.kernel;
+          const std::int64_t at = row + kw * job.row_stride + iw;
 #pragma unroll
           for (int item = 0; item < kItems; ++item) {
 #pragma unroll
             for (int pair = 0; pair < kPairs; ++pair) {
-              values[(item * kPairs + pair) * kPhases + r] =
-                  std::uint32_t(iw + pair) < limit ? sources[item][at + pair] : Column{};
+              const bool inside = is_tap && std::uint32_t(units[item].w + iw + pair) < limits[item];
+              values[(item * kPairs + pair) * kPhases + r] = inside ? units[item].source[at + pair] : Column{};
             }
           }
         }
@@ -86,43 +85,31 @@ template <int kRun>
 constexpr int kStage = 33 * kRun;
 UPFOLD_DEVICE std::int32_t staged_at(std::int32_t i) { return i + i / 32; }
 
-// Where the outputs of a lane lie: `count` of a run in `channels` of the kItems channels, the first at `offset`.
+// Where the outputs of a lane's unit lie: `count` neighbours, the first at `offset`.
 struct Run {
   std::int64_t offset;
-  std::int32_t count, channels;
+  std::int32_t count;
 };
 
 // The runs of a warp, each `length` neighbours long, stored so that neighbouring lanes store neighbouring outputs. The whole warp
 // takes part; `stage` is the warp's own.
-template <typename Value, int kItems, int kRun>
-UPFOLD_DEVICE void store_staged(const RowsJob& job, Value* stage, Value* y, const Run& run, std::int32_t length,
-                                const float (&sums)[kItems * kRun]) {
+template <typename Value, int kRun>
+UPFOLD_DEVICE void store_staged(Value* stage, Value* y, std::int32_t y_w, const Run& run, std::int32_t length,
+                                const float* sums) {
   const std::int32_t lane = std::int32_t(threadIdx.x % 32);
   const std::uint32_t scale = 65536u / std::uint32_t(length) + 1;  // exact for the quotients of numbers below 256
-  std::int64_t offsets[kRun];
-  std::int32_t channels[kRun];
+  __syncwarp();                                                    // what was staged before has been read
+#pragma unroll
+  for (int r = 0; r < kRun; ++r) {
+    if (r < length) stage[staged_at(lane * length + r)] = Narrow<Value>::from(sums[r]);
+  }
+  __syncwarp();  // and this is complete
 #pragma unroll
   for (int slot = 0; slot < kRun; ++slot) {
     if (slot >= length) break;
     const std::int32_t i = slot * 32 + lane, owner = std::int32_t(std::uint32_t(i) * scale >> 16), r = i - owner * length;
-    offsets[slot] = __shfl_sync(~0u, static_cast<long long>(run.offset), owner) + std::int64_t(r) * job.y_w;
-    const std::int32_t count = __shfl_sync(~0u, run.count, owner), of_owner = __shfl_sync(~0u, run.channels, owner);
-    channels[slot] = r < count ? of_owner : 0;
-  }
-#pragma unroll
-  for (int item = 0; item < kItems; ++item) {
-    __syncwarp();  // the stage of the channel before has been read
-#pragma unroll
-    for (int r = 0; r < kRun; ++r) {
-      if (r < length) stage[staged_at(lane * length + r)] = Narrow<Value>::from(sums[item * kRun + r]);
-    }
-    __syncwarp();  // and this one is complete
-#pragma unroll
-    for (int slot = 0; slot < kRun; ++slot) {
-      if (slot >= length) break;
-      if (item < channels[slot]) y[offsets[slot]] = stage[staged_at(slot * 32 + lane)];
-      offsets[slot] += job.y_c;
-    }
+    const std::int64_t offset = __shfl_sync(~0u, static_cast<long long>(run.offset), owner) + std::int64_t(r) * y_w;
+    if (r < __shfl_sync(~0u, run.count, owner)) y[offset] = stage[staged_at(i)];
   }
 }
 
@@ -139,7 +126,7 @@ UPFOLD_DEVICE void finish_run(const RowsJob& job, float bias, float* sums) {
 // Lanes store what they own where a run is a single aligned access, else the warp turns its runs round. The whole warp takes
 // part.
 template <typename Value, int kPhases, int kItems, int kPairs>
-UPFOLD_DEVICE void store_lane(const RowsJob& job, Value* y, const Run& run, std::int32_t length,
+UPFOLD_DEVICE void store_lane(const RowsJob& job, Value* y, const Run (&runs)[kItems], std::int32_t length,
                               const float (&sums)[kItems * kPairs * kPhases]) {
   constexpr int kRun = kPairs * kPhases;
   constexpr bool kOneAccess = kRun * int(sizeof(Value)) <= 16;
@@ -147,54 +134,57 @@ UPFOLD_DEVICE void store_lane(const RowsJob& job, Value* y, const Run& run, std:
   const bool staged = kRun > 1 && (!kOneAccess || apart);
   if constexpr (kRun > 1) {
     __shared__ Value stages[kWarps][kStage<kRun>];
-    if (staged) store_staged<Value, kItems, kRun>(job, stages[threadIdx.x / 32], y, run, length, sums);
+    if (staged) {
+#pragma unroll
+      for (int item = 0; item < kItems; ++item) {
+        store_staged<Value, kRun>(stages[threadIdx.x / 32], y, job.y_w, runs[item], length, sums + item * kRun);
+      }
+    }
   }
   if constexpr (kOneAccess) {
     if (staged) return;
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
-      if (item < run.channels) store_run<Value, kRun>(y + run.offset + item * job.y_c, job.y_w, run.count, sums + item * kRun);
+      if (runs[item].count > 0) store_run<Value, kRun>(y + runs[item].offset, job.y_w, runs[item].count, sums + item * kRun);
     }
   }
 }
 
 template <typename Value, typename Column, int kPhases, int kItems, int kPairs>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kItems > 2 ? 4 : 5)
     col2im_rows_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
   constexpr int kRun = kPairs * kPhases;
   std::uint32_t rest = blockIdx.x;
   const std::int32_t phase = std::int32_t(take(job.chunks, rest)) * kPhases, stride = std::int32_t(job.w.stride.value);
   const std::uint32_t rh = take(job.h.phases, rest), rd = take(job.d.phases, rest), tile = take(job.tiles, rest);
-  const std::uint32_t position = (tile * kRowThreads + threadIdx.x) * kPairs;
-  const Place place = place_of(job, position);
-  const std::int32_t channel = std::int32_t(rest + place.channel_tile) * kItems;
-  const std::int32_t od = std::int32_t(place.d * job.d.stride.value + rd), oh = std::int32_t(place.h * job.h.stride.value + rh),
-                     ow = std::int32_t(place.w) * stride + phase;
-  const bool live = position < job.positions && od < job.d.out_count && oh < job.h.out_count && ow < job.w.out_count;
   const std::int32_t length = kPairs == 1 && stride - phase < kRun ? stride - phase : kRun;
-  float sums[kItems * kRun] = {};
-  Run run{0, 0, 0};
-  if (live) {
-    const std::int32_t beyond = job.channels - channel;
-    run.channels = beyond < kItems ? beyond : kItems;
-    run.count = job.w.out_count - ow < length ? job.w.out_count - ow : length;
-    const Column* sources[kItems];
+  const std::uint32_t first = (tile * kWarps + threadIdx.x / 32) * 32 * kItems + threadIdx.x % 32;
+  Unit<Column> units[kItems];
+  Run runs[kItems];
+  float added[kItems];
 #pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      // A channel beyond the last reads the last one again, and is not written.
-      const std::int32_t c = channel + (item < run.channels ? item : run.channels - 1);
-      sources[item] = columns + place.n * job.sample_stride + c * job.channel_stride;
-    }
-    gather_units<kItems, kPairs, kPhases>(job, unit_taps(job, place, rd, rh), phase, sources, sums);
-    run.offset = (job.n_begin + place.n) * job.y_n + (job.oc_begin + channel) * job.y_c + (job.d.out_begin + od) * job.y_d +
-                 (job.h.out_begin + oh) * job.y_h + (job.w.out_begin + std::int64_t(ow)) * job.y_w;
-#pragma unroll
-    for (int item = 0; item < kItems; ++item) {
-      const std::int64_t c = job.oc_begin + channel + (item < run.channels ? item : run.channels - 1);
-      finish_run<kRun>(job, bias == nullptr ? 0.0f : widen(bias[c]), sums + item * kRun);
-    }
+  for (int item = 0; item < kItems; ++item) {
+    const std::uint32_t position = (first + item * 32) * kPairs;
+    const Place place = place_of(job, position);
+    const std::int64_t channel = rest + place.channel_tile;
+    const std::int32_t od = std::int32_t(place.d * job.d.stride.value + rd), oh = std::int32_t(place.h * job.h.stride.value + rh),
+                       ow = std::int32_t(place.w) * stride + phase, outs = job.w.out_count - ow;
+    const bool live = position < job.positions && od < job.d.out_count && oh < job.h.out_count && outs > 0;
+    const std::int32_t pixel = (std::int32_t(place.d) * std::int32_t(job.h.in_count.value) + std::int32_t(place.h)) *
+                                   std::int32_t(job.w.in_count.value) +
+                               std::int32_t(place.w);
+    units[item] = {columns + place.n * job.sample_stride + channel * job.channel_stride + pixel, std::int32_t(place.d),
+                   std::int32_t(place.h), std::int32_t(place.w), live};
+    runs[item] = {(job.n_begin + place.n) * job.y_n + (job.oc_begin + channel) * job.y_c + (job.d.out_begin + od) * job.y_d +
+                      (job.h.out_begin + oh) * job.y_h + (job.w.out_begin + std::int64_t(ow)) * job.y_w,
+                  live ? (outs < length ? outs : length) : 0};
+    added[item] = live && bias != nullptr ? widen(bias[job.oc_begin + channel]) : 0.0f;
   }
-  store_lane<Value, kPhases, kItems, kPairs>(job, y, run, length, sums);
+  float sums[kItems * kRun] = {};
+  gather_units<kItems, kPairs, kPhases>(job, rd, rh, phase, units, sums);
+#pragma unroll
+  for (int item = 0; item < kItems; ++item) finish_run<kRun>(job, added[item], sums + item * kRun);
+  store_lane<Value, kPhases, kItems, kPairs>(job, y, runs, length, sums);
 }
 
 template <typename Value, typename Column, int kPhases>
@@ -216,16 +206,20 @@ __global__ void __launch_bounds__(kRowThreads)
                      ow = std::int32_t(place.w) * stride + phase;
   const bool live = position < job.positions && od < job.d.out_count && oh < job.h.out_count && ow < job.w.out_count;
   if (live) {
-    const Column* sources[kItems];
+    const std::int32_t pixel = (std::int32_t(place.d) * std::int32_t(job.h.in_count.value) + std::int32_t(place.h)) *
+                                   std::int32_t(job.w.in_count.value) +
+                               std::int32_t(place.w);
+    Unit<Column> units[kItems];
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       // A channel beyond the last reads the last one again, and is not written.
       const std::int32_t c = warp + item * kWarps;
-      const std::int32_t channel = first_channel + (c < channels ? c : channels - 1);
-      sources[item] = columns + place.n * job.sample_stride + channel * job.channel_stride;
+      const std::int64_t channel = first_channel + (c < channels ? c : channels - 1);
+      units[item] = {columns + place.n * job.sample_stride + channel * job.channel_stride + pixel, std::int32_t(place.d),
+                     std::int32_t(place.h), std::int32_t(place.w), true};
     }
     float sums[kItems * kPhases] = {};
-    gather_units<kItems, 1, kPhases>(job, unit_taps(job, place, rd, rh), phase, sources, sums);
+    gather_units<kItems, 1, kPhases>(job, rd, rh, phase, units, sums);
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       const std::int32_t c = warp + item * kWarps;
@@ -251,7 +245,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Channels of a lane, so that enough loads are in flight and what a position costs is shared by enough outputs.
+// Units of a lane, so that enough loads are in flight, and long runs of few rows: the memory is slower at short runs of many.
 template <int kPhases>
 constexpr int kRowItems = kPhases == 1 ? 4 : 8 / kPhases;
 template <int kPhases>
@@ -299,7 +293,7 @@ int neighbours(const Problem& p, const ColumnBlock& block, const void* y, std::i
 template <typename Value, typename Column, int kPhases>
 bool launch_rows(const Launch& launch, RowsJob& job, const void* columns, const void* bias, void* y) {
   auto kernel = col2im_rows_kernel<Value, Column, kPhases, 1, 1>;
-  int items = lane_channels(job, kRowItems<kPhases>), pairs = 1;
+  int items = lane_items(job, kRowItems<kPhases>), pairs = 1;
   if (items > 1) kernel = col2im_rows_kernel<Value, Column, kPhases, kRowItems<kPhases>, 1>;
   if constexpr (kPair<Column> > 1 && kPhases <= 4) {
     if (items > 1 && job.w.stride.value == kPhases && job.w.units.value % kPair<Column> == 0) {
@@ -307,7 +301,7 @@ bool launch_rows(const Launch& launch, RowsJob& job, const void* columns, const 
       items = kPairItems<kPhases>, pairs = kPair<Column>;
     }
   }
-  const unsigned blocks = cut(job, kRowThreads * pairs, items, kPhases);
+  const unsigned blocks = cut(job, kRowThreads * pairs * items, 1, kPhases);
   if (blocks == 0) return false;
   launch_kernel("col2im", kernel, launch, blocks, kRowThreads, job, static_cast<const Column*>(columns),
                 static_cast<const Value*>(bias), static_cast<Value*>(y));

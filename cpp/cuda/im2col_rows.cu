@@ -1,7 +1,7 @@
 // im2col at memory speed, for 16-bit and 32-bit floats: see rows.cuh for how positions are shared out.
 //
-// Planar y: a lane owns kPair neighbouring pixels of kItems channels and writes them in the rows of all taps, so that y comes
-// from memory once and from the nearest cache for the other taps. Lanes own neighbouring pixels: every store is one run.
+// Planar y: a lane owns kPair neighbouring pixels, kItems times 32 lanes apart, and writes them in the rows of all taps, so that
+// y comes from memory once and from the nearest cache for the other taps. Lanes own neighbouring pixels: every store is one run.
 // Channels-last y: a block owns 32 pixels and kTileChannels channels; tap by tap it reads along channels, turns the tile round
 // through shared memory and writes along pixels. Positions outside y give 0.
 #include "rows.cuh"
@@ -13,71 +13,84 @@ UPFOLD_DEVICE Column convert(Value v) {
   return Narrow<Column>::from(widen(v));
 }
 
+// A pixel of a lane: what its first tap reads, the coordinates of that in y, and where its columns go.
+template <typename Value, typename Column>
+struct Pixel {
+  const Value* source;
+  Column* target;
+  std::int32_t od, oh, ow;
+  bool live;  // false: nothing is read or written
+};
+
+template <typename Value, typename Column>
+UPFOLD_DEVICE Pixel<Value, Column> pixel_of(const RowsJob& job, std::uint32_t position, std::int64_t channel, const Value* y,
+                                            Column* columns) {
+  const Place place = place_of(job, position);
+  channel += place.channel_tile;
+  const std::int32_t od = std::int32_t(place.d * job.d.stride.value) + job.d.origin,
+                     oh = std::int32_t(place.h * job.h.stride.value) + job.h.origin,
+                     ow = std::int32_t(place.w * job.w.stride.value) + job.w.origin;
+  return {y + (job.n_begin + place.n) * job.y_n + (job.oc_begin + channel) * job.y_c + od * job.y_d + oh * job.y_h +
+              std::int64_t(ow) * job.y_w,
+          columns + place.n * job.sample_stride + channel * job.channel_stride +
+              (std::int64_t(place.d) * job.h.in_count.value + place.h) * job.w.in_count.value + place.w,
+          od,
+          oh,
+          ow,
+          position < job.positions};
+}
+
+// Pixels in pairs: one access where they lie side by side, which those at the end of a row or a sample may not.
+template <typename Value, typename Column, int kPairs>
+UPFOLD_DEVICE void store_pair(const Pixel<Value, Column>* pixels, std::int64_t offset, std::int32_t row_stride,
+                              const Pack<Column, kPairs>& values) {
+  Column* const target = pixels[0].target + offset;
+  const bool aligned = row_stride % kPairs == 0 && reinterpret_cast<std::uintptr_t>(target) % sizeof(values) == 0;
+  if (aligned && pixels[kPairs - 1].live && pixels[kPairs - 1].target == pixels[0].target + (kPairs - 1)) {
+    *reinterpret_cast<Pack<Column, kPairs>*>(target) = values;
+    return;
+  }
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    if (pixels[pair].live) pixels[pair].target[offset] = values.v[pair];
+  }
+}
+
 template <typename Value, typename Column, int kItems>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kItems* kPair<Column> > 2 ? 3 : 4)
     im2col_rows_kernel(const RowsJob job, const Value* __restrict__ y, Column* __restrict__ columns) {
   constexpr int kPairs = kPair<Column>;
   std::uint32_t rest = blockIdx.x;
-  const std::uint32_t tile = take(job.tiles, rest), position = (tile * kRowThreads + threadIdx.x) * kPairs;
-  if (position >= job.positions) return;
-  // The pixels of a pair may lie in different rows or samples, or the second may not exist.
-  const std::int32_t pixels = position + kPairs <= job.positions ? kPairs : 1;
-  const Value* images[kPairs];
-  std::int32_t od[kPairs], oh[kPairs], ow[kPairs];
-  Column* targets[kPairs];
-  std::int32_t channels[kPairs];
+  const std::uint32_t tile = take(job.tiles, rest);
+  const std::uint32_t first = (tile * kWarps + threadIdx.x / 32) * 32 * kItems + threadIdx.x % 32;
+  Pixel<Value, Column> pixels[kItems * kPairs];
 #pragma unroll
-  for (int pair = 0; pair < kPairs; ++pair) {
-    const Place place = place_of(job, position + (pair < pixels ? pair : 0));
-    const std::int32_t channel = std::int32_t(rest + place.channel_tile) * kItems;
-    channels[pair] = pair < pixels ? job.channels - channel : 0;
-    od[pair] = std::int32_t(place.d * job.d.stride.value) + job.d.origin;
-    oh[pair] = std::int32_t(place.h * job.h.stride.value) + job.h.origin;
-    ow[pair] = std::int32_t(place.w * job.w.stride.value) + job.w.origin;
-    images[pair] = y + (job.n_begin + place.n) * job.y_n + (job.oc_begin + channel) * job.y_c;
-    targets[pair] = columns + place.n * job.sample_stride + channel * job.channel_stride +
-                    (std::int64_t(place.d) * job.h.in_count.value + place.h) * job.w.in_count.value + place.w;
+  for (int i = 0; i < kItems * kPairs; ++i) {
+    pixels[i] = pixel_of(job, (first + i / kPairs * 32) * kPairs + i % kPairs, rest, y, columns);
   }
-  const bool one_access = targets[kPairs - 1] == targets[0] + (kPairs - 1) && job.row_stride % kPairs == 0 &&
-                          reinterpret_cast<std::uintptr_t>(targets[0]) % (kPairs * sizeof(Column)) == 0;
   std::int64_t row = 0;  // offset of the tap's row of columns
   for (std::int32_t kd = 0; kd < job.d.kernel; ++kd) {
     for (std::int32_t kh = 0; kh < job.h.kernel; ++kh) {
-      std::uint32_t limits[kPairs];
-      std::int64_t lines[kPairs];
+      std::uint32_t limits[kItems * kPairs];
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        const std::int32_t at_d = od[pair] + kd * job.d.dilation, at_h = oh[pair] + kh * job.h.dilation;
-        const bool inside =
-            std::uint32_t(at_d) < std::uint32_t(job.d.out_size) && std::uint32_t(at_h) < std::uint32_t(job.h.out_size);
-        limits[pair] = inside ? std::uint32_t(job.w.out_size) : 0;
-        lines[pair] = at_d * job.y_d + at_h * job.y_h;
+      for (int i = 0; i < kItems * kPairs; ++i) {
+        const bool inside = pixels[i].live && std::uint32_t(pixels[i].od + kd * job.d.dilation) < std::uint32_t(job.d.out_size) &&
+                            std::uint32_t(pixels[i].oh + kh * job.h.dilation) < std::uint32_t(job.h.out_size);
+        limits[i] = inside ? std::uint32_t(job.w.out_size) : 0;
       }
+      const std::int64_t line = kd * job.d.dilation * job.y_d + kh * job.h.dilation * job.y_h;
 #pragma unroll 2
       for (std::int32_t kw = 0; kw < job.w.kernel; ++kw, row += job.row_stride) {
         Pack<Column, kPairs> values[kItems];
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          const std::int32_t at = ow[pair] + kw * job.w.dilation;
-          const std::int64_t offset = lines[pair] + at * job.y_w;
-          const bool inside = std::uint32_t(at) < limits[pair];
-#pragma unroll
-          for (int item = 0; item < kItems; ++item) {
-            const bool read = inside && item < channels[pair];
-            values[item].v[pair] = read ? convert<Column>(images[pair][offset + item * job.y_c]) : convert<Column>(0.0f);
-          }
+        for (int i = 0; i < kItems * kPairs; ++i) {
+          const bool inside = std::uint32_t(pixels[i].ow + kw * job.w.dilation) < limits[i];
+          const std::int64_t at = line + std::int64_t(kw * job.w.dilation) * job.y_w;
+          values[i / kPairs].v[i % kPairs] = inside ? convert<Column>(pixels[i].source[at]) : convert<Column>(0.0f);
         }
 #pragma unroll
         for (int item = 0; item < kItems; ++item) {
-          const std::int64_t offset = row + item * job.channel_stride;
-          if (one_access && item < channels[kPairs - 1]) {
-            *reinterpret_cast<Pack<Column, kPairs>*>(targets[0] + offset) = values[item];
-            continue;
-          }
-#pragma unroll
-          for (int pair = 0; pair < kPairs; ++pair) {
-            if (item < channels[pair]) targets[pair][offset] = values[item].v[pair];
-          }
+          store_pair<Value, Column, kPairs>(pixels + item * kPairs, row, job.row_stride, values[item]);
         }
       }
     }
@@ -138,7 +151,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-constexpr int kRowItems = 4;
+constexpr int kRowItems = 2;
 
 #define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column)                                                 \
   template __global__ void im2col_rows_kernel<Value, Column, 1>(const RowsJob, const Value*, Column*);         \
@@ -159,7 +172,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of any position or count, so that sums of two stay below 2^31
 constexpr std::int64_t kFewLanes = 1 << 17;            // about half of what a large device holds
-constexpr std::int64_t kFewPositions = 1 << 12;        // below this a tile of positions may stay half empty
+constexpr std::int64_t kFewPositions = 1 << 14;        // below this a tile of positions may stay half empty
 
 bool axis_fits(const Axis& a, std::int64_t y_step) {
   if (a.stride > kMostPhases || std::max({a.in, a.out, a.kernel, a.pad, a.dilation}) > kMost) return false;
@@ -192,11 +205,12 @@ RowAxis row_axis(const Axis& a, const Range& in, const Range& out, bool of_outpu
 template <typename Value, typename Column>
 bool launch_rows(const Launch& launch, RowsJob& job, const void* y, void* columns) {
   const bool channels_last = job.y_c == 1 && job.channels > 1;
-  const int items = channels_last ? kTileChannels : lane_channels(job, kRowItems);
+  const int items = channels_last ? 1 : lane_items(job, kRowItems);
   const auto kernel = channels_last ? im2col_channels_kernel<Value, Column>
                       : items > 1   ? im2col_rows_kernel<Value, Column, kRowItems>
                                     : im2col_rows_kernel<Value, Column, 1>;
-  const unsigned blocks = cut(job, channels_last ? 32 : kRowThreads * kPair<Column>, items, 1);
+  const int tile = channels_last ? 32 : kRowThreads * kPair<Column> * items;
+  const unsigned blocks = cut(job, tile, channels_last ? kTileChannels : 1, 1);
   if (blocks == 0) return false;
   launch_kernel("im2col", kernel, launch, blocks, kRowThreads, job, static_cast<const Value*>(y), static_cast<Column*>(columns));
   return true;
@@ -226,10 +240,9 @@ bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, 
   return true;
 }
 
-int lane_channels(const RowsJob& job, int items) {
+int lane_items(const RowsJob& job, int items) {
   const std::int64_t phases = std::int64_t(job.d.phases.value) * job.h.phases.value;
-  const bool enough = job.positions * phases * ceil_div(job.channels, items) >= kFewLanes;
-  return enough && 2 * job.channels > items ? items : 1;
+  return std::int64_t(job.positions) * phases * job.channels >= items * kFewLanes ? items : 1;
 }
 
 unsigned cut(RowsJob& job, int tile, int channels, int phases) {

@@ -94,8 +94,8 @@ bool im2col_rows(const Launch& launch, const Problem& p, const ColumnBlock& bloc
 // Fills everything of a job but `vector` and what cut() fills; positions are units of y (`of_outputs`) or input positions. False
 // where a size does not fit.
 bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, RowsJob& job);
-// Channels of a lane: `items`, or 1 where that would leave the device idle.
-int lane_channels(const RowsJob& job, int items);
+// Positions of a lane: `items`, or 1 where that would leave the device idle.
+int lane_items(const RowsJob& job, int items);
 // Cuts the positions into tiles of `tile`, for lanes with `channels` channels and chunks of `phases` phases. Returns the number
 // of blocks, 0 where they are too many.
 unsigned cut(RowsJob& job, int tile, int channels, int phases);
