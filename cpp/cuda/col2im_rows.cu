@@ -151,7 +151,7 @@ UPFOLD_DEVICE void store_lane(const RowsJob& job, Value* y, const Run (&runs)[kI
 }
 
 template <typename Value, typename Column, int kPhases, int kItems, int kPairs>
-__global__ void __launch_bounds__(kRowThreads, kItems > 2 ? 4 : 5)
+__global__ void __launch_bounds__(kRowThreads, kItems > 2 ? 4 : 1)
     col2im_rows_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
   constexpr int kRun = kPairs * kPhases;
   std::uint32_t rest = blockIdx.x;
