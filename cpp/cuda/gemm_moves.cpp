@@ -1,5 +1,7 @@
 #include "gemm_moves.h"
 
+#include "copy_planes.h"
+
 namespace upfold::cuda {
 namespace {
 
@@ -51,15 +53,22 @@ void GemmMoves::transpose(const ColumnBlock& block, std::int64_t ld, const void*
 }
 
 void GemmMoves::copy_x(const GemmBlock& block) const {
-  if (!plan_.deep_x) {
-    im2col(launch_, x_problem(p_), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, workspace(plan_.x_at));
+  if (block.pixels == 0) return;
+  const ColumnBlock& c = block.columns;
+  const PixelMatrix x = pixel_matrix(p_.x, p_.in_channels, p_.in_d, p_.in_h, p_.in_w);
+  const std::int64_t at = c.n.begin * p_.x.n + c.in_d.begin * p_.x.d + c.in_h.begin * p_.x.h + c.in_w.begin * p_.x.w;
+  const void* const from = static_cast<const char*>(operands_.x) + at * element_bytes(p_.dtype);
+  void* const to = workspace(plan_.x_at);
+  if (plan_.deep_x) {
+    const Range one{0, 1}, pixels{0, block.pixels};
+    transpose({{0, block.samples}, {0, p_.in_channels}, one, one, pixels, one, one, pixels, p_.x.n, p_.x.c}, p_.in_channels, from,
+              to);
     return;
   }
-  const ColumnBlock& c = block.columns;
-  const std::int64_t at = c.n.begin * p_.x.n + c.in_d.begin * p_.x.d + c.in_h.begin * p_.x.h + c.in_w.begin * p_.x.w;
-  const Range one{0, 1}, pixels{0, block.pixels};
-  transpose({{0, block.samples}, {0, p_.in_channels}, one, one, pixels, one, one, pixels, p_.x.n, p_.x.c}, p_.in_channels,
-            static_cast<const char*>(operands_.x) + at * element_bytes(p_.dtype), workspace(plan_.x_at));
+  const bool planar = x.regular && !x.channels_fastest && x.step == 1;
+  const PlanesBlock planes{block.samples, p_.in_channels, block.pixels, p_.x.n, p_.x.c, c.row_stride};
+  if (planar && copy_planes(launch_, p_.dtype, planes, from, to)) return;
+  im2col(launch_, x_problem(p_), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, to);
 }
 
 void GemmMoves::copy_weight() const {
