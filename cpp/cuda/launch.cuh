@@ -44,10 +44,9 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch
   void* pointers[] = {static_cast<void*>(&arguments)...};
   const cudaError_t status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
                                               reinterpret_cast<cudaStream_t>(launch.stream));
-  // The text only where it is needed: a stream of characters takes as long as the launch.
-  if (status != cudaSuccess)
-    check(status,
-          concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
+  if (status == cudaSuccess) return;  // the text below takes longer than a launch
+  check(status,
+        concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
 }
 
 }  // namespace upfold::cuda
