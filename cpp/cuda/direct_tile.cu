@@ -33,6 +33,59 @@ struct TileResult {
   Sum<Value>* partial;  // where the blocks of several parts leave their sums, else null
 };
 
+// What a pass stores: rows row0 + slot / 16 * stride + slot % 16 of units unit0 + slot / 32 * stride + slot % 32 of the block.
+struct StagePass {
+  std::uint32_t row0;
+  std::int32_t unit0;
+};
+
+// Neighbouring threads store neighbouring units and, of each, 2^shift neighbouring phases; a thread keeps its unit and phase.
+template <typename Value, int kTileC, int kTileP, int kC, int kP>
+UPFOLD_DEVICE void store_along_units(const TileJob& job, const TileBlock& block, const TileResult<Value>& to,
+                                     const ResultUnit (&units)[kTileP], const Stage<Value, kTileC, kTileP, kC, kP>& stage,
+                                     const StagePass& pass) {
+  using Staged = Stage<Value, kTileC, kTileP, kC, kP>;
+  const CorrelateJob& p = job.problem;
+  const int shift = to.partial != nullptr ? 0 : job.run_shift;
+  const std::int32_t line = Staged::kColumnSlots << shift;
+  for (std::int32_t start = std::int32_t(threadIdx.x); start < (line < kDirectThreads ? kDirectThreads : line);
+       start += kDirectThreads) {
+    const std::int32_t phase = start & ((1 << shift) - 1), slot = (start & (line - 1)) >> shift;
+    const std::int32_t unit = pass.unit0 + slot / 32 * (8 * kP) + slot % 32, column = column_of_unit(slot);
+    const std::uint32_t pixel = block.pixel0 + std::uint32_t(unit);
+    const ResultUnit place = units[unit];
+    if (to.partial != nullptr ? pixel >= p.pixels : !place.exists) continue;
+    const std::int32_t step = line < kDirectThreads ? kDirectThreads / line << shift : 1 << shift;
+#pragma unroll 1
+    for (std::int32_t row = (line < kDirectThreads ? start / line << shift : 0) + phase; row < Staged::kRowSlots; row += step) {
+      const std::uint32_t global = pass.row0 + std::uint32_t(row / 16 * (4 * kC) + row % 16);
+      const Sum<Value> sum = stage.sums[row][column];
+      if (to.partial == nullptr) {
+        store_row(p, place, block.group, global, to.bias, to.result, sum);
+      } else if (global < p.rows) {
+        to.partial[(block.plane + global) * p.pixels + pixel] = sum;
+      }
+    }
+  }
+}
+
+// Neighbouring threads store neighbouring rows, where channels are neighbours in memory; a thread keeps its row.
+template <typename Value, int kTileC, int kTileP, int kC, int kP>
+UPFOLD_DEVICE void store_along_rows(const TileJob& job, const TileBlock& block, const TileResult<Value>& to,
+                                    const ResultUnit (&units)[kTileP], const Stage<Value, kTileC, kTileP, kC, kP>& stage,
+                                    const StagePass& pass) {
+  using Staged = Stage<Value, kTileC, kTileP, kC, kP>;
+  const std::int32_t row = std::int32_t(threadIdx.x) % Staged::kRowSlots;
+  const std::uint32_t global = pass.row0 + std::uint32_t(row / 16 * (4 * kC) + row % 16);
+#pragma unroll 1
+  for (std::int32_t slot = std::int32_t(threadIdx.x) / Staged::kRowSlots; slot < Staged::kColumnSlots;
+       slot += kDirectThreads / Staged::kRowSlots) {
+    const ResultUnit place = units[pass.unit0 + slot / 32 * (8 * kP) + slot % 32];
+    if (!place.exists) continue;
+    store_row(job.problem, place, block.group, global, to.bias, to.result, stage.sums[row][column_of_unit(slot)]);
+  }
+}
+
 template <typename Value, int kTileC, int kTileP, int kC, int kP>
 UPFOLD_DEVICE void store_tile(const TileJob& job, const TileBlock& block, const TileResult<Value>& to,
                               ResultUnit (&units)[kTileP], Stage<Value, kTileC, kTileP, kC, kP>& stage,
@@ -40,8 +93,6 @@ UPFOLD_DEVICE void store_tile(const TileJob& job, const TileBlock& block, const 
   using Staged = Stage<Value, kTileC, kTileP, kC, kP>;
   const CorrelateJob& p = job.problem;
   if (threadIdx.x < kTileP) units[threadIdx.x] = result_unit(p, block.pixel0 + threadIdx.x, block.residue);
-  const std::uint32_t phases = p.axis[0].phases.value * p.axis[1].phases.value * p.axis[2].phases.value;
-  const std::int64_t plane = ((std::int64_t(block.part) * job.groups + block.group) * phases + block.phase) * p.rows;
   const std::int32_t own = std::int32_t(threadIdx.x) / 32 / Staged::kWarpsC;
 #pragma unroll
   for (int pass = 0; pass < kC / 4 * (kP / 4); ++pass) {
@@ -50,18 +101,11 @@ UPFOLD_DEVICE void store_tile(const TileJob& job, const TileBlock& block, const 
       __syncthreads();  // everyone has left the pass before
       if (own >= first && own < first + Staged::kTakes) stage.put(sums, group_c, group_p, own - first);
       __syncthreads();  // the pass and the units are complete
-#pragma unroll 1
-      for (std::int32_t e = std::int32_t(threadIdx.x); e < Staged::kRowSlots * Staged::kColumnSlots; e += kDirectThreads) {
-        const StageSlot slot = stage_slot<Staged::kRowSlots, Staged::kColumnSlots>(job, e);
-        const std::uint32_t row = block.row0 + std::uint32_t(slot.row / 16 * (4 * kC) + group_c * 16 + slot.row % 16);
-        const std::int32_t unit = (first + slot.unit / 32) * (8 * kP) + group_p * 32 + slot.unit % 32;
-        const Sum<Value> sum = stage.sums[slot.row][column_of_unit(slot.unit)];
-        if (to.partial != nullptr) {
-          const std::uint32_t pixel = block.pixel0 + std::uint32_t(unit);
-          if (row < p.rows && pixel < p.pixels) to.partial[(plane + row) * p.pixels + pixel] = sum;
-        } else if (units[unit].exists) {
-          store_row(p, units[unit], block.group, row, to.bias, to.result, sum);
-        }
+      const StagePass at{block.row0 + std::uint32_t(group_c * 16), first * (8 * kP) + group_p * 32};
+      if (p.result_c == 1 && to.partial == nullptr) {
+        store_along_rows<Value, kTileC, kTileP, kC, kP>(job, block, to, units, stage, at);
+      } else {
+        store_along_units<Value, kTileC, kTileP, kC, kP>(job, block, to, units, stage, at);
       }
     }
   }
@@ -177,10 +221,9 @@ const TileShape kTileShapes[kTileCount] = {
 
 namespace {
 
-constexpr int kLargeTiles = 4;                  // the first ones; complex128 has them not
-constexpr std::int64_t kTilesWanted = 2 * 132;  // two for each of an H200's multiprocessors
-constexpr std::int64_t kLeastSteps = 64;        // of the reduction, left to a part
-constexpr std::int64_t kSmallMap = 4;           // source positions of a sample
+constexpr int kLargeTiles = 4;                             // the first ones; complex128 has them not
+constexpr std::int64_t kLeastSteps = 64, kMostParts = 64;  // of the reduction, left to a part
+constexpr std::int64_t kSmallMap = 4;                      // source positions of a sample
 
 // W phases become rows where every phase has the same number of taps and the units, which then start at a multiple of the stride
 // beyond the padding, are hardly more.
@@ -198,6 +241,20 @@ struct TilePlan {
   std::int64_t steps;  // of the reduction of a block
   std::int64_t packed_elements, partial_elements, blocks;
 };
+
+// Into how many parts the reduction is split: those of least predicted time on an H200, whatever the device, so that the same
+// call gives the same bits everywhere. Times are in steps of one block's reduction.
+std::int64_t best_parts(std::int64_t tiles, std::int64_t steps, std::int64_t most) {
+  constexpr std::int64_t kMultiprocessors = 132, kStore = 24, kJoin = 72;
+  std::int64_t best = 1, least = 0;
+  for (std::int64_t parts = 1; parts <= most && steps / parts >= kLeastSteps / 2 && parts <= kMostParts; ++parts) {
+    // In tenths: a block alone on its multiprocessor waits for memory, two hide each other's waits.
+    const std::int64_t in_turn = std::max<std::int64_t>(14, ceil_div(tiles * parts, kMultiprocessors) * 10);
+    const std::int64_t time = in_turn * (steps / parts + (parts > 1 ? kJoin : kStore));
+    if (parts == 1 || time < least) best = parts, least = time;
+  }
+  return best;
+}
 
 TilePlan tile_plan(const Problem& p, const CorrelateJob& job, int config) {
   const TileShape& tile = kTileShapes[config];
@@ -221,8 +278,7 @@ TilePlan tile_plan(const Problem& p, const CorrelateJob& job, int config) {
   std::int64_t parts = 1;
   if (!plan.mixed && tiles > 0 && results < kDirectMost) {
     const std::int64_t affordable = kMostPartial / (results * sum_bytes(p.dtype));
-    parts = std::max<std::int64_t>(
-        1, std::min({kTilesWanted / tiles, chunks, chunks * slice * phase_taps / kLeastSteps, affordable}));
+    parts = best_parts(tiles, phase_taps * plan.padded_depth, std::min(chunks, affordable));
   }
   plan.part_depth = plan.mixed ? depth : ceil_div(chunks, parts) * slice;
   plan.parts = ceil_div(depth, plan.part_depth);

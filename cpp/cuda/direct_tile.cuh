@@ -27,8 +27,9 @@ UPFOLD_DEVICE std::uint32_t unit_in_column(std::uint32_t column) {
 }
 
 struct TileBlock {
-  std::uint32_t row0, pixel0, part, group, phase;
+  std::uint32_t row0, pixel0, part, group;
   std::int32_t residue[3];
+  std::int64_t plane;  // of its first row in the sums of the parts
 };
 
 template <int kTileC, int kTileP>
@@ -39,12 +40,13 @@ UPFOLD_DEVICE TileBlock tile_block(const TileJob& job) {
   block.row0 = take(job.row_tiles, rest) * kTileC;
 #pragma unroll
   for (int i = 2; i >= 0; --i) block.residue[i] = std::int32_t(take(p.axis[i].phases, rest));
-  block.phase =
-      std::uint32_t(block.residue[0] * std::int32_t(p.axis[1].phases.value) + block.residue[1]) * p.axis[2].phases.value +
-      std::uint32_t(block.residue[2]);
   block.part = take(job.parts, rest);
   block.pixel0 = take(job.pixel_tiles, rest) * kTileP;
   block.group = rest;
+  block.plane = std::int64_t(block.part) * job.groups + block.group;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) block.plane = block.plane * p.axis[i].phases.value + block.residue[i];
+  block.plane *= p.rows;
   return block;
 }
 
@@ -265,18 +267,6 @@ struct Stage {
     }
   }
 };
-
-// Element number `e` of a pass in the order of the results: its row and unit in the pass.
-struct StageSlot {
-  std::int32_t row, unit;
-};
-
-template <int kRowSlots, int kColumnSlots>
-UPFOLD_DEVICE StageSlot stage_slot(const TileJob& job, std::int32_t e) {
-  if (job.problem.result_c == 1) return {e % kRowSlots, e / kRowSlots};
-  const std::int32_t phase = e & ((1 << job.run_shift) - 1), rest = e >> job.run_shift;
-  return {(rest / kColumnSlots << job.run_shift) + phase, rest % kColumnSlots};
-}
 
 UPFOLD_DEVICE std::int32_t column_of_unit(std::int32_t unit) { return (unit & ~31) | (unit & 7) << 2 | (unit >> 3 & 3); }
 
