@@ -25,6 +25,12 @@ constexpr int kDepth = sizeof(Sum<Value>) == 4   ? 8
 
 constexpr std::int32_t kTableTaps = 256;
 
+// Four neighbours of shared memory, in one load where they take 16 bytes.
+template <typename Total>
+struct alignas(16) Quad {
+  Total v[4];
+};
+
 struct CorrelateAxis {
   AxisTaps<std::int32_t> taps;  // of the transposed convolution
   std::int32_t source_size, result_size;
@@ -137,7 +143,6 @@ UPFOLD_DEVICE std::int64_t source_offset(const CorrelateJob& job, const SourceUn
 struct Launch;
 struct DirectOperands;
 constexpr std::int64_t kDirectMost = std::int64_t(1) << 30;    // of any size or count that the kernels keep in 32 bits
-constexpr std::int64_t kBlocksWanted = 1056;                   // eight for each of an H200's 132 multiprocessors
 constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
 
 inline bool transposes(const Problem& p) { return p.op == Operator::kConvTranspose; }

@@ -15,11 +15,6 @@ struct TileJob {
   int run_shift;  // 2^run_shift neighbouring rows are neighbouring phases
 };
 
-template <typename Total>
-struct alignas(16) Quad {
-  Total v[4];
-};
-
 // Shared memory keeps 32 units in an order in which a thread's four neighbours are units 8 apart: eight lanes then store eight
 // neighbouring units, and a warp that fills a row of shared memory reads 32 neighbouring units.
 UPFOLD_DEVICE std::uint32_t unit_in_column(std::uint32_t column) {

@@ -5,52 +5,61 @@
 // all samples; parts are as many as fill a large device and do not depend on the one at hand, so that the same call gives the
 // same bits everywhere. Slices of kPositions positions pass through shared memory, a warp reading one row of neighbours at a
 // time. Each part writes its sums to the workspace, (part, group, ic, column); a second kernel adds the parts in order.
-#include "direct.cuh"
-#include "divide.cuh"
+#include "direct_weight.cuh"
 
 namespace upfold::cuda {
 
-constexpr int kPositions = 32;  // of a slice: the lanes of a warp
-
-struct WeightJob {
-  Divisor in_d, in_h, in_w, kernel_h, kernel_w;
-  Divisor taps, row_tiles, column_tiles, parts;
-  std::uint32_t rows, columns;      // of a group: input channels, output channels * taps
-  std::uint32_t positions, length;  // of all samples, of one part
-  std::int32_t out[3], stride[3], pad[3], dilation[3];
-  std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3];
-};
-
-// Where a lane's position lies: its offset in x, and in y the sample and the output of a tap that displaces nothing.
-struct Position {
-  std::int64_t x, y;
-  std::int32_t o[3];
-  bool live;
-};
-
-UPFOLD_DEVICE Position position_of(const WeightJob& job, std::uint32_t at, std::uint32_t end) {
-  Position p;
-  p.live = at < end;
-  const std::int32_t w = std::int32_t(take(job.in_w, at)), h = std::int32_t(take(job.in_h, at)),
-                     d = std::int32_t(take(job.in_d, at));
-  p.x = at * job.x_n + d * job.x_axis[0] + h * job.x_axis[1] + w * job.x_axis[2];
-  p.y = at * job.y_n;
-  p.o[0] = d * job.stride[0] - job.pad[0], p.o[1] = h * job.stride[1] - job.pad[1], p.o[2] = w * job.stride[2] - job.pad[2];
-  return p;
-}
-
-// A column's output channel, as an offset in y, and how far its tap displaces an output.
-struct WeightColumn {
-  std::int64_t channel;
-  std::int32_t displacement[3];
-};
-
-UPFOLD_DEVICE WeightColumn weight_column(const WeightJob& job, std::uint32_t group, std::uint32_t column) {
-  std::uint32_t oc = column;
-  std::uint32_t tap = take(job.taps, oc);
-  const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
-  const std::int64_t channels = job.columns / job.taps.value;
-  return {(group * channels + oc) * job.y_c, {std::int32_t(tap) * job.dilation[0], kh * job.dilation[1], kw * job.dilation[2]}};
+// kR rows and kC columns a thread, in groups of four neighbours.
+template <typename Value, int kTileR, int kTileC, int kR, int kC>
+__global__ void __launch_bounds__(kDirectThreads, kR* kC * sizeof(Sum<Value>) <= 256 ? 2 : 1)
+    weight_tile_kernel(const WeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
+                       Sum<Value>* __restrict__ partial) {
+  using Total = Sum<Value>;
+  using Slice = WeightSlice<Value, kTileR, kTileC>;
+  constexpr int kWarpsR = kTileR / (4 * kR);
+  static_assert(kWarpsR * (kTileC / (8 * kC)) * 32 == kDirectThreads, "a tile is shared out to the threads of a block");
+  alignas(16) __shared__ Slice slice;
+  __shared__ WeightColumn columns[kTileC];
+  const WeightBlock block = weight_block<kTileR, kTileC>(job);
+  const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warp = tid / 32;
+  const std::int32_t own_row = warp % kWarpsR * 4 * kR + lane / 8 * 4, own_column = warp / kWarpsR * 8 * kC + lane % 8 * 4;
+  const Value* const planes = x + (std::int64_t(block.group) * job.rows + block.row0) * job.x_c;
+  if (tid < kTileC) columns[tid] = tid < block.columns ? weight_column(job, block.group, block.column0 + tid) : WeightColumn{};
+  __syncthreads();  // columns is complete
+  WeightReader<Value, kTileR, kTileC> reader;
+  Total sums[kR][kC] = {};
+  reader.fetch(job, block, columns, planes, y, block.begin);
+  reader.put(slice, 0);
+  __syncthreads();  // the first slice is complete
+  int buffer = 0;
+  for (std::uint32_t at = block.begin; at < block.end; at += Slice::kK, buffer ^= 1) {
+    const bool more = block.end - at > Slice::kK;
+    if (more) reader.fetch(job, block, columns, planes, y, at + Slice::kK);
+#pragma unroll
+    for (int k = 0; k < Slice::kK; ++k) {
+      Quad<Total> a[kR / 4], b[kC / 4];
+#pragma unroll
+      for (int i = 0; i < kR / 4; ++i) a[i] = *reinterpret_cast<const Quad<Total>*>(&slice.x[buffer][k][own_row + i * 16]);
+#pragma unroll
+      for (int j = 0; j < kC / 4; ++j) b[j] = *reinterpret_cast<const Quad<Total>*>(&slice.y[buffer][k][own_column + j * 32]);
+#pragma unroll
+      for (int i = 0; i < kR; ++i)
+#pragma unroll
+        for (int j = 0; j < kC; ++j) add_product(sums[i][j], a[i / 4].v[i % 4], b[j / 4].v[j % 4]);
+    }
+    if (more) reader.put(slice, buffer ^ 1);
+    __syncthreads();  // the next slice is complete, and everyone has left this one
+  }
+  Total* const to = partial_sums(job, block, partial);
+#pragma unroll
+  for (int i = 0; i < kR; ++i) {
+    const std::int32_t row = own_row + i / 4 * 16 + i % 4;
+#pragma unroll
+    for (int j = 0; j < kC; ++j) {
+      const std::int32_t column = own_column + j / 4 * 32 + j % 4;
+      if (row < block.rows && column < block.columns) to[std::int64_t(row) * job.columns + column] = sums[i][j];
+    }
+  }
 }
 
 template <typename Value, int kTileR, int kTileC, int kR, int kC>
@@ -64,33 +73,22 @@ __global__ void __launch_bounds__(kDirectThreads) weight_kernel(const WeightJob 
   __shared__ Total xs[kSlice][kTileR + 1], ys[kSlice][kTileC + 1];
   __shared__ WeightColumn columns[kTileC];
   const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warp = tid / 32;
-  std::uint32_t rest = blockIdx.x;
-  const std::uint32_t column0 = take(job.column_tiles, rest) * kTileC, row0 = take(job.row_tiles, rest) * kTileR;
-  const std::uint32_t part = take(job.parts, rest), group = rest;
-  const std::uint32_t begin = part * job.length, limit = begin + job.length;
-  const std::uint32_t end = limit < job.positions ? limit : job.positions;
-  if (tid < kTileC && column0 + tid < job.columns) columns[tid] = weight_column(job, group, column0 + std::uint32_t(tid));
-  const Value* const planes = x + (std::int64_t(group) * job.rows + row0) * job.x_c;
-  const std::int32_t rows = job.rows - row0 < kTileR ? std::int32_t(job.rows - row0) : kTileR;
-  const std::int32_t used = job.columns - column0 < kTileC ? std::int32_t(job.columns - column0) : kTileC;
+  const WeightBlock block = weight_block<kTileR, kTileC>(job);
+  if (tid < kTileC && tid < block.columns) columns[tid] = weight_column(job, block.group, block.column0 + std::uint32_t(tid));
+  const Value* const planes = x + (std::int64_t(block.group) * job.rows + block.row0) * job.x_c;
   const std::int32_t own_row = tid / kColumnThreads * kR, own_column = tid % kColumnThreads;
   Total sums[kR][kC] = {};
-  for (std::uint32_t at = begin; at < end; at += kSlice) {
+  for (std::uint32_t at = block.begin; at < block.end; at += kSlice) {
     __syncthreads();  // columns is complete, and everyone has left the slice before
-    const Position p = position_of(job, at + std::uint32_t(lane), end);
+    const Position p = position_of(job, at + std::uint32_t(lane), block.end);
     if (lane < kSlice) {
       for (std::int32_t row = warp; row < kTileR; row += kWarps) {
-        xs[lane][row] = p.live && row < rows ? widen(planes[p.x + row * job.x_c]) : Total{};
+        xs[lane][row] = p.live && row < block.rows ? widen(planes[p.x + row * job.x_c]) : Total{};
       }
       for (std::int32_t column = warp; column < kTileC; column += kWarps) {
         Total value{};
-        if (p.live && column < used) {
-          const WeightColumn& c = columns[column];
-          const std::int32_t od = p.o[0] + c.displacement[0], oh = p.o[1] + c.displacement[1], ow = p.o[2] + c.displacement[2];
-          const bool inside = std::uint32_t(od) < std::uint32_t(job.out[0]) && std::uint32_t(oh) < std::uint32_t(job.out[1]) &&
-                              std::uint32_t(ow) < std::uint32_t(job.out[2]);
-          if (inside) value = widen(y[p.y + c.channel + od * job.y_axis[0] + oh * job.y_axis[1] + ow * job.y_axis[2]]);
-        }
+        std::int64_t offset;
+        if (column < block.columns && column_offset(job, columns[column], p, offset)) value = widen(y[offset]);
         ys[lane][column] = value;
       }
     }
@@ -108,14 +106,13 @@ __global__ void __launch_bounds__(kDirectThreads) weight_kernel(const WeightJob 
         for (int j = 0; j < kC; ++j) add_product(sums[i][j], a[i], b[j]);
     }
   }
-  const std::int64_t groups = gridDim.x / (job.column_tiles.value * job.row_tiles.value * job.parts.value);
-  Total* const to = partial + ((part * groups + group) * job.rows + row0) * job.columns + column0;
+  Total* const to = partial_sums(job, block, partial);
 #pragma unroll
   for (int i = 0; i < kR; ++i) {
 #pragma unroll
     for (int j = 0; j < kC; ++j) {
       const std::int32_t column = own_column + j * kColumnThreads;
-      if (own_row + i < rows && column < used) to[std::int64_t(own_row + i) * job.columns + column] = sums[i][j];
+      if (own_row + i < block.rows && column < block.columns) to[std::int64_t(own_row + i) * job.columns + column] = sums[i][j];
     }
   }
 }
@@ -140,17 +137,26 @@ __global__ void __launch_bounds__(kDirectThreads)
   w[rest * job.w_n + oc * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w] = Narrow<Value>::from(sum);
 }
 
-// The tiles: kTileR, kTileC, kR, kC; the second for groups of few input channels.
+// The tiles: kTileR, kTileC, kR, kC. The last is for groups of few input channels; sums of 16 bytes have it alone.
 #define UPFOLD_WEIGHT_TILES(DO, type) \
-  DO(0, type, 64, 64, 4, 4)           \
-  DO(1, type, 4, 64, 1, 1)
+  DO(0, type, 128, 128, 8, 8)         \
+  DO(1, type, 64, 64, 4, 4)
+#define UPFOLD_WEIGHT_SMALL(DO, type) DO(2, type, 4, 64, 1, 1)
 
-#define UPFOLD_INSTANTIATE_TILE(index, Value, kTileR, kTileC, kR, kC) \
+#define UPFOLD_INSTANTIATE_TILE(index, Value, kTileR, kTileC, kR, kC)                                                     \
+  template __global__ void weight_tile_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, \
+                                                                             Sum<Value>*);
+#define UPFOLD_INSTANTIATE_SMALL(index, Value, kTileR, kTileC, kR, kC) \
   template __global__ void weight_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, Sum<Value>*);
 #define UPFOLD_INSTANTIATE(dtype, Value)                                                     \
   template __global__ void reduce_kernel<Value>(const ReduceJob, const Sum<Value>*, Value*); \
-  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, Value)
+  UPFOLD_WEIGHT_SMALL(UPFOLD_INSTANTIATE_SMALL, Value)
 UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
+UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, float)
+UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, double)
+UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, __half)
+UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, __nv_bfloat16)
+UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_TILE, Complex<float>)
 
 }  // namespace upfold::cuda
 
@@ -163,6 +169,7 @@ UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
 namespace upfold::cuda {
 namespace {
 
+constexpr std::int64_t kBlocksWanted = 528;            // four for each of an H200's multiprocessors
 constexpr std::int64_t kLeastLength = 8 * kPositions;  // positions of a part
 
 struct Tile {
@@ -170,19 +177,24 @@ struct Tile {
 };
 constexpr Tile kTiles[] = {
 #define UPFOLD_TILE(index, type, kTileR, kTileC, kR, kC) {kTileR, kTileC},
-    UPFOLD_WEIGHT_TILES(UPFOLD_TILE, )
+    UPFOLD_WEIGHT_TILES(UPFOLD_TILE, ) UPFOLD_WEIGHT_SMALL(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
 std::int64_t weight_elements(const Problem& p) { return p.in_channels * out_channels_per_group(p) * kernel_taps(p); }
 
+// Every number is a choice.
+int tile_of(const Problem& p, int config) {
+  return p.dtype == Dtype::kComplex128 ? kTileCount - 1 : std::min(config, kTileCount - 1);
+}
+
 struct Split {
   std::int64_t tiles, length, parts;
 };
 
 Split split_of(const Problem& p, int config) {
-  const Tile& tile = kTiles[std::min(config, kTileCount - 1)];
+  const Tile& tile = kTiles[tile_of(p, config)];
   const std::int64_t columns = out_channels_per_group(p) * kernel_taps(p), positions = p.batch * in_pixels(p);
   const std::int64_t tiles = ceil_div(in_channels_per_group(p), tile.rows) * ceil_div(columns, tile.columns) * p.groups;
   const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (weight_elements(p) * sum_bytes(p.dtype)));
@@ -193,7 +205,7 @@ Split split_of(const Problem& p, int config) {
 
 WeightJob weight_job(const Problem& p, int config) {
   const Split split = split_of(p, config);
-  const Tile& tile = kTiles[std::min(config, kTileCount - 1)];
+  const Tile& tile = kTiles[tile_of(p, config)];
   WeightJob job{};
   job.in_d = make_divisor(p.in_d), job.in_h = make_divisor(p.in_h), job.in_w = make_divisor(p.in_w);
   job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(kernel_taps(p));
@@ -220,14 +232,19 @@ void run(const Launch& launch, const Problem& p, const DirectOperands& operands,
   const Split split = split_of(p, config);
   const WeightJob job = weight_job(p, config);
   const unsigned blocks = unsigned(split.tiles * split.parts);
-  switch (std::min(config, kTileCount - 1)) {
-#define UPFOLD_RUN(index, type, kTileR, kTileC, kR, kC)                                                                       \
-  case index:                                                                                                                 \
-    launch_kernel("direct", weight_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial); \
-    break;
-    UPFOLD_WEIGHT_TILES(UPFOLD_RUN, Value)
-#undef UPFOLD_RUN
+  const int tile = tile_of(p, config);
+#define UPFOLD_RUN_TILE(index, type, kTileR, kTileC, kR, kC) \
+  if (tile == index)                                         \
+    launch_kernel("direct", weight_tile_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial);
+#define UPFOLD_RUN_SMALL(index, type, kTileR, kTileC, kR, kC) \
+  if (tile == index)                                          \
+    launch_kernel("direct", weight_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial);
+  UPFOLD_WEIGHT_SMALL(UPFOLD_RUN_SMALL, Value)
+  if constexpr (sizeof(Value) < 16) {
+    UPFOLD_WEIGHT_TILES(UPFOLD_RUN_TILE, Value)
   }
+#undef UPFOLD_RUN_SMALL
+#undef UPFOLD_RUN_TILE
   const std::int64_t elements = weight_elements(p);
   const ReduceJob reduce{std::uint32_t(elements),
                          std::uint32_t(split.parts),

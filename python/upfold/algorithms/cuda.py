@@ -19,8 +19,8 @@ _CACHED_BLOCK_BYTES = 24 << 20
 _TILE_EFFICIENCY = (1.0, 0.85, 0.69, 0.8, 0.59, 0.5)
 _STORE_STEPS = 24
 _LONE_BLOCK = 1.4
-# Input channels of a group from which the weight gradient's large tile wastes less than its small one.
-_LARGE_WEIGHT_TILE = 8
+# The weight gradient's tiles: input channels of a group, output channels times taps, and the same share.
+_WEIGHT_TILES = ((128, 128, 1.0), (64, 64, 0.65), (4, 64, 0.1))
 
 
 def missing(device: torch.device) -> str | None:
@@ -119,7 +119,7 @@ def reject_direct(problem: Problem, device: torch.device) -> str | None:
         return "a size or a count of positions is beyond 2^30"
     needed = direct_workspace_bytes(problem, configs[0])
     if needed > problem.workspace_cap:
-        return f"its copy of the weight takes {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
+        return f"its scratch takes {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
     return None
 
 
@@ -131,17 +131,23 @@ def direct_configs(problem: Problem, device: torch.device) -> Sequence[int]:
 @lru_cache(maxsize=4096)
 def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
     module = _module()
-    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
-        order = (0, 1) if problem.in_channels_per_group >= _LARGE_WEIGHT_TILE else (1, 0)
-        return tuple(config for config in order if module.direct_fits(problem.cuda, config))
     costs = {}
-    for config, (channels, positions) in enumerate(module.direct_tiles()):
-        if module.direct_fits(problem.cuda, config):
+    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+        rows, columns = problem.in_channels_per_group, problem.out_channels_per_group * problem.taps
+        for config, (tile_rows, tile_columns, efficiency) in enumerate(_WEIGHT_TILES):
+            area = -(-rows // tile_rows) * tile_rows * (-(-columns // tile_columns) * tile_columns)
+            costs[config] = area / efficiency
+    else:
+        for config, (channels, positions) in enumerate(module.direct_tiles()):
+            if not module.direct_fits(problem.cuda, config):
+                continue
             blocks, steps = module.direct_work(problem.cuda, config)
             # A block alone on its multiprocessor waits for memory; two hide each other's waits.
             in_turn = max(-(-blocks // multiprocessors), _LONE_BLOCK)
             costs[config] = in_turn * channels * positions * (steps + _STORE_STEPS) / _TILE_EFFICIENCY[config]
-    return tuple(sorted(costs, key=lambda config: costs[config]))
+    fitting = [config for config in costs if module.direct_fits(problem.cuda, config)]
+    affordable = [c for c in fitting if module.direct_workspace_bytes(problem.cuda, c) <= problem.workspace_cap]
+    return tuple(sorted(affordable or fitting, key=lambda config: costs[config]))
 
 
 def direct_workspace_bytes(problem: Problem, config: int) -> int:

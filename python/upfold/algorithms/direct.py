@@ -18,7 +18,7 @@ class Direct:
     name = "direct"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices without a kernel, and on a GPU sizes beyond 2^30 and caps below the packed weight."""
+        """Refuse devices without a kernel, and on a GPU sizes beyond 2^30 and caps below its scratch."""
         return None if device.type == "cpu" else cuda.reject_direct(problem, device)
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
