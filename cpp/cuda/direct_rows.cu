@@ -17,14 +17,21 @@ struct RowsMemory {
   static constexpr std::uint32_t kEntries = kPieceBytes / sizeof(Total) / kEntry;
   alignas(16) Total piece[kEntries * kEntry];
   Total exchange[kDirectThreads];
+  Value staged[kDirectThreads / 32][32 * kSw];
   RowTap taps[kRowTaps];
   PhaseAxisTaps axes[3];
 };
 
+// Blocks that share a multiprocessor, by the sums of a thread.
+template <typename Value, int kSums>
+constexpr int kRowBlocks = sizeof(Sum<Value>) > 4 ? 1
+                           : kSums <= 16          ? 3
+                                                  : 2;
+
 // Entries [first, last), which lie in shared memory; a part takes every parts-th channel.
 template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
 UPFOLD_DEVICE void add_piece(const RowsJob& job, const RowsMemory<Value, kSh, kSw, kC, kU, kM>& memory, std::uint32_t first,
-                             std::uint32_t last, std::int32_t part, const RowReader<Value, kU, kM>& reader,
+                             std::uint32_t last, std::int32_t phase_w, std::int32_t part, const RowReader<Value, kU, kM>& reader,
                              RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
   using Reader = RowReader<Value, kU, kM>;
   constexpr int kEntry = RowsMemory<Value, kSh, kSw, kC, kU, kM>::kEntry;
@@ -33,19 +40,24 @@ UPFOLD_DEVICE void add_piece(const RowsJob& job, const RowsMemory<Value, kSh, kS
   for (std::uint32_t entry = first; entry < last; ++tap, channel = 0) {
     const std::uint32_t left = p.depth.value - channel, run = left < last - entry ? left : last - entry;
     const std::uint32_t mask = reader.inside(p, memory.taps[tap]);
+    const std::int32_t phases = job.kernel[2] - memory.taps[tap].k[2] - phase_w;  // that have the tap
     const std::int64_t offset = memory.taps[tap].offset + channel * p.source_c;
     const Sum<Value>* const weights = memory.piece + (entry - first) * kEntry;
     for (std::uint32_t i = std::uint32_t(part); i < run; i += std::uint32_t(job.parts)) {
       Value window[Reader::kRows][Reader::kColumns];
       reader.load(offset + i * p.source_c, mask, window);
-      sums.add_window(window, weights + i * kEntry);
+      if (kM > 0 || kSw == 1 || phases >= kSw) {
+        sums.add_window(window, weights + i * kEntry);
+      } else {
+        sums.add_some(window, weights + i * kEntry, phases);
+      }
     }
     entry += run;
   }
 }
 
 template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
-__global__ void __launch_bounds__(kDirectThreads)
+__global__ void __launch_bounds__(kDirectThreads, kRowBlocks<Value, kSh * kSw * kC * kU>)
     rows_kernel(const RowsJob job, const Value* __restrict__ source, const Value* __restrict__ w, const Value* __restrict__ bias,
                 Value* __restrict__ result) {
   using Memory = RowsMemory<Value, kSh, kSw, kC, kU, kM>;
@@ -83,13 +95,13 @@ __global__ void __launch_bounds__(kDirectThreads)
           fill_piece<Value, kSh, kSw, kC, kM>(job, block, memory.taps, first, last, w, memory.piece);
           __syncthreads();  // the piece is complete
         }
-        add_piece(job, memory, first, last, part, reader, sums);
+        add_piece(job, memory, first, last, block.phase_w, part, reader, sums);
       }
     }
     sums.join(part, job.parts, thread, memory.exchange);
     if (part > 0) continue;
     sums.finish_all(p, block, bias);
-    store_rows(job, block, units, result, sums);
+    store_rows(job, block, units, result, memory.staged[tid / 32], sums);
   }
 }
 
@@ -151,15 +163,14 @@ std::int64_t unit_groups(const CorrelateJob& job, int units) {
          job.axis[2].units.value;
 }
 
-Merge rows_merge(const Problem& p) {
-  const bool w = narrow(p) && transposes(p) && p.dilation_w == 1 && p.stride_w > 1;
-  return {w && p.stride_w == 2 && p.stride_h == 2 && p.dilation_h == 1, w};
+// Whether every phase has two taps on the H axis and two on the W axis, one position apart.
+bool two_by_two(const Problem& p) {
+  return transposes(p) && p.dilation_h == 1 && p.dilation_w == 1 && p.kernel_h == 2 * p.stride_h && p.kernel_w == 2 * p.stride_w;
 }
 
-// Whether every phase has one or two taps on the H axis and on the W axis, one position apart.
-bool two_by_two(const Problem& p) {
-  return transposes(p) && p.dilation_h == 1 && p.dilation_w == 1 && ceil_div(p.kernel_h, p.stride_h) == 2 &&
-         ceil_div(p.kernel_w, p.stride_w) == 2;
+Merge rows_merge(const Problem& p) {
+  if (!narrow(p) || !transposes(p) || p.dilation_w != 1 || p.stride_w == 1) return {false, false};
+  return {p.stride_w == 2 && p.stride_h == 2 && two_by_two(p), true};
 }
 
 void choose_variant(const Problem& p, const CorrelateJob& job, std::int64_t each, RowsPlan& plan) {

@@ -167,6 +167,18 @@ struct RowSums {
     }
   }
 
+  // The same where only the first `phases` of the W axis have the tap: the others must not meet the source, which may not be
+  // finite.
+  UPFOLD_METHOD void add_some(const Value (&raw)[Reader::kRows][Reader::kColumns], const Total* weights, std::int32_t phases) {
+#pragma unroll
+    for (int i = 0; i < kV; ++i) {
+      if (i % kSw >= phases) continue;
+      const Total w = weights[i];
+#pragma unroll
+      for (int u = 0; u < kU; ++u) add_product(v[u][i], w, widen(raw[u][0]));
+    }
+  }
+
   // The sums of the parts, in order, in the first one.
   UPFOLD_METHOD void join(int part, int parts, std::int32_t thread, Total* exchange) {
     for (int other = 1; other < parts; ++other) {
@@ -204,13 +216,14 @@ struct alignas(sizeof(Value) * kCount <= 16 ? sizeof(Value) * kCount : sizeof(Va
 
 // How the results of a unit in a row are stored, the same for all of a thread's rows: in runs where these are aligned. Where the
 // unit starts `rotation` before a run, a lane passes its first results on to the lane before and gets as many from the next.
+// Where runs are not aligned, and the lanes of the warp own neighbouring units of one row, neighbouring lanes store neighbours.
 template <typename Value, int kSw>
 struct RowPlace {
   static constexpr int kRun = (kSw & (kSw - 1)) != 0 ? 1 : kSw * sizeof(Value) <= 16 ? kSw : int(16 / sizeof(Value));
   static constexpr int kPieces = kSw / kRun;
   std::int32_t w, size, rotation;
   std::int64_t step;
-  bool turns, passed, whole[kPieces];
+  bool turns, dense, passed, whole[kPieces];
 
   UPFOLD_METHOD RowPlace(const RowsJob& job, const RowsBlock& block, const RowUnits& units) {
     const CorrelateAxis& axis = job.problem.axis[2];
@@ -227,6 +240,8 @@ struct RowPlace {
       const std::int32_t begin = w + rotation + k * kRun;
       whole[k] = runs && begin >= 0 && begin + kRun <= size && (rotation == 0 || k + 1 < kPieces || next);
     }
+    const std::int32_t first = units.at[2] - lane;
+    dense = !runs && kSw > 1 && step == 1 && last >= kSw && first >= 0 && first + 31 < std::int32_t(axis.units.value);
     passed = turns && previous && w + rotation - kRun >= 0 && w + rotation <= size;
   }
 
@@ -239,8 +254,23 @@ struct RowPlace {
     }
   }
 
+  // Through `staged`, the warp's own part of shared memory.
+  UPFOLD_METHOD void store_dense(const Value (&v)[kSw], Value* to, bool live, Value* staged) const {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
+    __syncwarp();  // the warp has left the results before
+#pragma unroll
+    for (int r = 0; r < kSw; ++r) staged[lane * kSw + r] = v[r];
+    __syncwarp();  // the results are there
+#pragma unroll
+    for (int r = 0; r < kSw; ++r) {
+      const std::int32_t ahead = lane + 32 * r - lane * kSw;
+      if (live && std::uint32_t(w + ahead) < std::uint32_t(size)) to[ahead] = staged[lane + 32 * r];
+    }
+  }
+
   // `to` is the place of v[0]. All lanes of a warp take part, those that store nothing too.
-  UPFOLD_METHOD void store(const Value (&v)[kSw], Value* to, bool live) const {
+  UPFOLD_METHOD void store(const Value (&v)[kSw], Value* to, bool live, Value* staged) const {
+    if (dense) return store_dense(v, to, live, staged);
     Value turned[2 * kSw];
 #pragma unroll
     for (int r = 0; r < kSw; ++r) turned[r] = turned[r + kSw] = v[r];
@@ -284,7 +314,7 @@ struct RowPlace {
 
 template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
 UPFOLD_DEVICE void store_rows(const RowsJob& job, const RowsBlock& block, const RowUnits& units, Value* __restrict__ result,
-                              const RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
+                              Value* staged, const RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
   const CorrelateJob& p = job.problem;
   const RowPlace<Value, kSw> place(job, block, units);
   const std::int32_t d = units.at[0] * p.axis[0].result_step + block.residue[0] + p.axis[0].result_shift;
@@ -306,7 +336,7 @@ UPFOLD_DEVICE void store_rows(const RowsJob& job, const RowsBlock& block, const 
         Value v[kSw];
 #pragma unroll
         for (int r = 0; r < kSw; ++r) v[r] = Narrow<Value>::from(sums.v[u][(c * kSh + rh) * kSw + r]);
-        place.store(v, to, live);
+        place.store(v, to, live, staged);
       }
     }
   }
