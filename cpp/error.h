@@ -13,15 +13,16 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// Of each source file its own: one source is compiled for several instruction sets, and the linker would keep any one copy.
 template <typename... Parts>
-std::string concat(const Parts&... parts) {
+static std::string concat(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   return text.str();
 }
 
 template <typename... Parts>
-void require(bool condition, const Parts&... parts) {
+static void require(bool condition, const Parts&... parts) {
   if (!condition) throw InvalidArgument(concat(parts...));
 }
 
