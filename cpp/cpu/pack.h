@@ -56,7 +56,7 @@ UPFOLD_INLINE PackLayout make_pack_layout(const Window& h, const Window& w, std:
 }
 
 UPFOLD_INLINE std::int64_t packed_size(const PackLayout& layout, std::int64_t channels, std::int64_t slack) {
-  return layout.lead + channels * layout.channel_pitch + round_up(slack + layout.h.pitch * layout.w.pitch, 16);
+  return layout.lead + channels * layout.channel_pitch + round_up(slack, 16);
 }
 
 template <typename T>
