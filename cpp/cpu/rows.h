@@ -61,26 +61,21 @@ struct RowLayout {
   std::int64_t first_q, count_q;
   std::int64_t rows, pitch;  // phase rows held, elements from one to the next
   bool all_phases;           // row r holds phase r; otherwise row r holds groups[r].phase
-  // The outputs in order: `head` of them in the first q, from phase head_phase on; then `whole` complete q; then `tail` of them.
-  std::int64_t head_phase, head, whole, tail;
+  std::int64_t head_phase;   // of the first output
 };
 
 UPFOLD_INLINE RowLayout row_layout(const Axis& a, std::int64_t begin, std::int64_t end, std::int64_t group_count) {
-  RowLayout layout{a.stride, a.pad, begin, end, (begin + a.pad) / a.stride, 0, 0, 0, a.stride <= kInterleavedStride, 0, 0, 0, 0};
+  RowLayout layout{a.stride, a.pad, begin, end, (begin + a.pad) / a.stride, 0, 0, 0, a.stride <= kInterleavedStride, 0};
   layout.count_q = (end - 1 + a.pad) / a.stride + 1 - layout.first_q;
   layout.rows = layout.all_phases ? a.stride : group_count;
   layout.pitch = round_up(layout.count_q, 16);
   layout.head_phase = begin + a.pad - layout.first_q * a.stride;
-  layout.head = layout.head_phase == 0 ? 0 : smaller(a.stride - layout.head_phase, end - begin);
-  layout.whole = (end - begin - layout.head) / a.stride;
-  layout.tail = end - begin - layout.head - layout.whole * a.stride;
   return layout;
 }
 
 // The rows of S phases in the order in which outputs meet them from `first_phase` on: a row that was passed starts one q later.
 template <typename In>
-UPFOLD_INLINE const In* met_row(const In* rows, std::int64_t pitch, std::int64_t stride, std::int64_t first_phase,
-                                std::int64_t r) {
+UPFOLD_INLINE In* met_row(In* rows, std::int64_t pitch, std::int64_t stride, std::int64_t first_phase, std::int64_t r) {
   const std::int64_t phase = first_phase + r;
   return phase < stride ? rows + phase * pitch : rows + (phase - stride) * pitch + 1;
 }
@@ -97,10 +92,14 @@ UPFOLD_INLINE void interleave(const In* rows, std::int64_t pitch, std::int64_t f
   }
 }
 
+// The reverse, without f.
 template <int S, typename T>
-UPFOLD_INLINE void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch, std::int64_t count, T* UPFOLD_RESTRICT rows) {
+UPFOLD_INLINE void deinterleave(const T* UPFOLD_RESTRICT in, std::int64_t pitch, std::int64_t first_phase, std::int64_t count,
+                                T* rows) {
+  T* met[S];
+  for (int r = 0; r < S; ++r) met[r] = met_row(rows, pitch, S, first_phase, r);
   for (std::int64_t q = 0; q < count; ++q) {
-    for (int r = 0; r < S; ++r) rows[r * pitch + q] = in[q * S + r];
+    for (int r = 0; r < S; ++r) met[r][q] = in[q * S + r];
   }
 }
 
@@ -125,19 +124,21 @@ UPFOLD_INLINE void interleave_any(std::int64_t stride, const In* rows, std::int6
 }
 
 template <typename T>
-UPFOLD_INLINE void deinterleave_any(std::int64_t stride, const T* in, std::int64_t pitch, std::int64_t count, T* rows) {
+UPFOLD_INLINE void deinterleave_any(std::int64_t stride, const T* in, std::int64_t pitch, std::int64_t first_phase,
+                                    std::int64_t count, T* rows) {
   switch (stride) {
     case 2:
-      return deinterleave<2>(in, pitch, count, rows);
+      return deinterleave<2>(in, pitch, first_phase, count, rows);
     case 3:
-      return deinterleave<3>(in, pitch, count, rows);
+      return deinterleave<3>(in, pitch, first_phase, count, rows);
     case 4:
-      return deinterleave<4>(in, pitch, count, rows);
+      return deinterleave<4>(in, pitch, first_phase, count, rows);
     case 8:
-      return deinterleave<8>(in, pitch, count, rows);
+      return deinterleave<8>(in, pitch, first_phase, count, rows);
     default:
-      for (std::int64_t q = 0; q < count; ++q) {
-        for (std::int64_t r = 0; r < stride; ++r) rows[r * pitch + q] = in[q * stride + r];
+      for (std::int64_t r = 0; r < stride; ++r) {
+        T* met = met_row(rows, pitch, stride, first_phase, r);
+        for (std::int64_t q = 0; q < count; ++q) met[q] = in[q * stride + r];
       }
   }
 }
@@ -155,11 +156,11 @@ static void merge_phases(const RowLayout& layout, const In* rows, std::int64_t p
 // The reverse, without f.
 template <typename T>
 static void split_phases(const RowLayout& layout, const T* in, T* rows) {
-  for (std::int64_t i = 0; i < layout.head; ++i) rows[(layout.head_phase + i) * layout.pitch] = *in++;
-  T* whole = rows + (layout.head > 0 ? 1 : 0);
-  deinterleave_any(layout.stride, in, layout.pitch, layout.whole, whole);
-  in += layout.whole * layout.stride;
-  for (std::int64_t i = 0; i < layout.tail; ++i) whole[i * layout.pitch + layout.whole] = in[i];
+  const std::int64_t stride = layout.stride, count = (layout.end - layout.begin) / stride;
+  deinterleave_any(stride, in, layout.pitch, layout.head_phase, count, rows);
+  for (std::int64_t i = count * stride; i < layout.end - layout.begin; ++i) {
+    met_row(rows, layout.pitch, stride, layout.head_phase, i - count * stride)[count] = in[i];
+  }
 }
 
 // Writes one finished output row to `out`, dense. The phase rows of `sums` are sums_pitch apart; `staged` has room for
