@@ -151,7 +151,7 @@ class Correlation {
                     reinterpret_cast<TapOffset*>(scratch + at.taps),
                     reinterpret_cast<std::int64_t*>(scratch + at.depths),
                     reinterpret_cast<std::int64_t*>(scratch + at.depths) + d_.axis.kernel};
-    const std::int64_t depths = list_depths(task.qd, b);
+    const std::int64_t depths = list_depths(d_, task.qd, b.depths, b.depth_of_tap);
     const PackLayout layout = pack_layout(task.qh, task.qw, length(task.n), depths);
     packer_.pack(layout, task.n.begin, task.groups.begin * channels_.in, length(task.groups) * channels_.in, b.depths, depths,
                  kTileSlack, b.packed);
@@ -186,19 +186,6 @@ class Correlation {
         write(task, row, sum_pitch(layout), sums + at, {task.n.begin + index.n, 0, index.d, oh, 0}, b);
       }
     }
-  }
-
-  // The depths of the source that qd reads, each once.
-  std::int64_t list_depths(std::int64_t qd, const Buffers& b) const {
-    std::int64_t count = 0;
-    for (std::int64_t kd = 0; kd < d_.axis.kernel; ++kd) {
-      const std::int64_t depth = is_conv_ ? output_of(d_.axis, qd, kd) : qd - kd * d_.axis.dilation / d_.axis.stride;
-      b.depth_of_tap[kd] = -1;
-      if (depth < 0 || depth >= d_.source.size) continue;
-      if (count == 0 || b.depths[count - 1] != depth) b.depths[count++] = depth;
-      b.depth_of_tap[kd] = count - 1;
-    }
-    return count;
   }
 
   // Sums of all rows of the phase of (od, oh), for all column phases.

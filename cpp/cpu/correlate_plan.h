@@ -43,6 +43,20 @@ struct CorrelateAxis {
   }
 };
 
+// The depths of the source that qd reads, each once, and for each kd its index among them, or -1.
+UPFOLD_INLINE std::int64_t list_depths(const CorrelateAxis& d, std::int64_t qd, std::int64_t* depths,
+                                       std::int64_t* depth_of_tap) {
+  std::int64_t count = 0;
+  for (std::int64_t kd = 0; kd < d.axis.kernel; ++kd) {
+    const std::int64_t depth = d.is_conv ? output_of(d.axis, qd, kd) : qd - kd * d.axis.dilation / d.axis.stride;
+    depth_of_tap[kd] = -1;
+    if (depth < 0 || depth >= d.source.size) continue;
+    if (count == 0 || depths[count - 1] != depth) depths[count++] = depth;
+    depth_of_tap[kd] = count - 1;
+  }
+  return count;
+}
+
 // The length of a row's block for a budget of pixels. Neighbouring blocks read their shared reach twice, so a block is at least
 // about as long as that.
 UPFOLD_INLINE std::int64_t row_block(const CorrelateAxis& w, std::int64_t pixels) {
