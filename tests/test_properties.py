@@ -165,6 +165,8 @@ def test_repeats_bit_for_bit(algorithm, layer, dtype, seed, device):
 REPEATED = (
     "asymmetric-all",
     "depthwise-k4s2p1",
+    "depthwise-rows-unequal-taps",
+    "depthwise-1d-blocks",
     "cyclegan-128-64@128",
     "seed0-grouped-dilated",
     "nnunet3d-64-32@64",
