@@ -11,7 +11,7 @@ import torch
 import test_exact
 import upfold
 from gpu import missing
-from oracle import grid
+from oracle import assert_exact, exact_like, grid
 from upfold import cases
 
 reason = missing()
@@ -104,6 +104,37 @@ def test_the_same_bits_again(device, dtype):
     x, w = operands(device, dtype)
     with torch.no_grad():
         assert torch.equal(gemm(x, w), gemm(x, w))
+
+
+# Large enough for every way to lay out operands and columns, which small layers of the shared suite do not take.
+LARGE = {
+    "weight by depth": ((8, 256, 96, 96), 64, (2, 2), {"stride": 2}),
+    "x by depth": ((64, 64, 12, 12), 32, (4, 4), {"stride": 2, "padding": 1}),
+    "x side by side": ((64, 40, 12, 14), 32, (4, 4), {"stride": 2, "padding": 1}),
+    "odd maps": ((4, 64, 37, 37), 32, (4, 4), {"stride": 4}),
+    "one pixel": ((128, 100, 1, 1), 64, (4, 4), {}),
+    "one pixel in groups": ((128, 96, 1, 1), 64, (4, 3), {"groups": 4}),
+    "depthwise": ((2, 64, 64, 64), 64, (4, 4), {"stride": 2, "padding": 1, "groups": 64}),
+    "stride 1": ((4, 16, 128, 130), 32, (3, 3), {"padding": 1}),
+    "stride 3": ((4, 16, 96, 100), 16, (5, 5), {"stride": 3, "padding": 1}),
+    "stride 8": ((4, 16, 40, 37), 16, (16, 16), {"stride": 8, "padding": 4}),
+}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias):
+    x_shape, out_channels, kernel, arguments = LARGE[name]
+    groups = arguments.get("groups", 1)
+    terms = x_shape[1] // groups * kernel[0] * kernel[1]
+    x = exact_like(x_shape, terms, torch.float64, seed=1).to(device)
+    w = exact_like((x_shape[1], out_channels // groups, *kernel), terms, torch.float64, seed=2).to(device)
+    b = torch.arange(out_channels, dtype=torch.float64, device=device) % 3 - 1 if has_bias else None
+    want = torch.nn.functional.conv_transpose2d(x, w, b, **arguments)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        y = upfold.conv_transpose2d(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), algorithm="gemm", **arguments)
+    assert_exact(y, want)
 
 
 def test_float32_is_rounded_to_tf32_only_where_torch_allows_it(device):
