@@ -161,12 +161,12 @@ __global__ void __launch_bounds__(kRowThreads, kItems > 2 ? 4 : 1)
   const std::uint32_t first = (tile * kWarps + threadIdx.x / 32) * 32 * kItems + threadIdx.x % 32;
   Unit<Column> units[kItems];
   Run runs[kItems];
-  float added[kItems];
+  std::int64_t channels[kItems];
 #pragma unroll
   for (int item = 0; item < kItems; ++item) {
     const std::uint32_t position = (first + item * 32) * kPairs;
     const Place place = place_of(job, position);
-    const std::int64_t channel = rest + place.channel_tile;
+    const std::int64_t channel = channels[item] = rest + place.channel_tile;
     const std::int32_t od = std::int32_t(place.d * job.d.stride.value + rd), oh = std::int32_t(place.h * job.h.stride.value + rh),
                        ow = std::int32_t(place.w) * stride + phase, outs = job.w.out_count - ow;
     const bool live = position < job.positions && od < job.d.out_count && oh < job.h.out_count && outs > 0;
@@ -178,8 +178,12 @@ __global__ void __launch_bounds__(kRowThreads, kItems > 2 ? 4 : 1)
     runs[item] = {(job.n_begin + place.n) * job.y_n + (job.oc_begin + channel) * job.y_c + (job.d.out_begin + od) * job.y_d +
                       (job.h.out_begin + oh) * job.y_h + (job.w.out_begin + std::int64_t(ow)) * job.y_w,
                   live ? (outs < length ? outs : length) : 0};
-    added[item] = live && bias != nullptr ? widen(bias[job.oc_begin + channel]) : 0.0f;
   }
+  wait_for_predecessor();
+  float added[kItems];
+#pragma unroll
+  for (int item = 0; item < kItems; ++item)
+    added[item] = units[item].live && bias != nullptr ? widen(bias[job.oc_begin + channels[item]]) : 0.0f;
   float sums[kItems * kRun] = {};
   gather_units<kItems, kPairs, kPhases>(job, rd, rh, phase, units, sums);
 #pragma unroll
@@ -205,6 +209,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const std::int32_t od = std::int32_t(place.d * job.d.stride.value + rd), oh = std::int32_t(place.h * job.h.stride.value + rh),
                      ow = std::int32_t(place.w) * stride + phase;
   const bool live = position < job.positions && od < job.d.out_count && oh < job.h.out_count && ow < job.w.out_count;
+  wait_for_predecessor();
   if (live) {
     const std::int32_t pixel = (std::int32_t(place.d) * std::int32_t(job.h.in_count.value) + std::int32_t(place.h)) *
                                    std::int32_t(job.w.in_count.value) +

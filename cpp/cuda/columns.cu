@@ -214,9 +214,11 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     if (total == 0) return;
     const DeviceScope scope(launch.device);
     if (col2im_rows(launch, p, block, column_dtype, columns, bias, y)) return;
+    Launch in_order = launch;
+    in_order.early = false;  // this kernel does not wait
     const auto run = [&](auto index) {
       using Index = decltype(index);
-      launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
+      launch_kernel("col2im", col2im_kernel<Value, Column, Index>, in_order, blocks_for(total), kThreads,
                     make_job<Index>(p, block, total), static_cast<const Column*>(columns), static_cast<const Value*>(bias),
                     static_cast<Value*>(y));
     };
