@@ -1,17 +1,20 @@
-// x with the planes of its samples side by side.
+// Copies of planes: side by side, or with the channels to the front.
 #pragma once
 
 #include "api.h"
 
 namespace upfold::cuda {
 
-// to[c * row + n * pixels + i] = x[n * x_sample + c * x_channel + i], distances in elements; nothing is 0 but distances.
-struct PlanesBlock {
+// Element i of channel c of sample n lies at n * sample + c * channel + i; nothing is 0 but distances, which are in elements.
+struct Planes {
   std::int64_t samples, channels, pixels;
-  std::int64_t x_sample, x_channel, row;
+  std::int64_t sample, channel;
 };
 
-// False, and nothing done, where there are too many accesses. The device is current.
-bool copy_planes(const Launch& launch, Dtype dtype, const PlanesBlock& block, const void* x, void* to);
+// to[c * row + n * pixels + i] = from(n, c, i). False, and nothing done, where there are too many. The device is current.
+bool copy_planes(const Launch& launch, Dtype dtype, const Planes& planes, std::int64_t row, const void* from, void* to);
+
+// to[(n * pixels + i) * channels + c] = from(n, c, i) for float32, under the same conditions.
+bool transpose_planes(const Launch& launch, const Planes& planes, const float* from, float* to);
 
 }  // namespace upfold::cuda

@@ -1,7 +1,5 @@
 #include "gemm_moves.h"
 
-#include "copy_planes.h"
-
 namespace upfold::cuda {
 namespace {
 
@@ -42,13 +40,15 @@ ColumnBlock weight_block(const Problem& p, const Range& in_channels, const Range
 
 }  // namespace
 
-void GemmMoves::transpose(const ColumnBlock& block, std::int64_t ld, const void* from, void* to) const {
-  const std::int64_t pixels = length(block.in_w);
+void GemmMoves::transpose(const Planes& planes, const void* from, void* to) const {
+  if (transpose_planes(launch_, planes, static_cast<const float*>(from), static_cast<float*>(to))) return;
   Problem q = one_tap(p_);
-  q.op = Operator::kConvTranspose;
-  q.batch = length(block.n), q.in_channels = q.out_channels = length(block.oc);
-  q.in_d = q.in_h = q.out_d = q.out_h = 1, q.in_w = q.out_w = pixels;
-  q.y = {pixels * ld, 1, 0, 0, ld};
+  q.batch = planes.samples, q.in_channels = q.out_channels = planes.channels;
+  q.in_d = q.in_h = q.out_d = q.out_h = 1, q.in_w = q.out_w = planes.pixels;
+  q.y = {planes.pixels * planes.channels, 1, 0, 0, planes.channels};
+  const Range one{0, 1}, pixels{0, planes.pixels};
+  const ColumnBlock block{{0, planes.samples}, {0, planes.channels}, one, one, pixels, one, one, pixels,
+                          planes.sample,       planes.channel};
   col2im(launch_, q, block, p_.dtype, from, nullptr, to);
 }
 
@@ -59,15 +59,10 @@ void GemmMoves::copy_x(const GemmBlock& block) const {
   const std::int64_t at = c.n.begin * p_.x.n + c.in_d.begin * p_.x.d + c.in_h.begin * p_.x.h + c.in_w.begin * p_.x.w;
   const void* const from = static_cast<const char*>(operands_.x) + at * element_bytes(p_.dtype);
   void* const to = workspace(plan_.x_at);
-  if (plan_.deep_x) {
-    const Range one{0, 1}, pixels{0, block.pixels};
-    transpose({{0, block.samples}, {0, p_.in_channels}, one, one, pixels, one, one, pixels, p_.x.n, p_.x.c}, p_.in_channels, from,
-              to);
-    return;
-  }
+  const Planes planes{block.samples, p_.in_channels, block.pixels, p_.x.n, p_.x.c};
+  if (plan_.deep_x) return transpose(planes, from, to);
   const bool planar = x.regular && !x.channels_fastest && x.step == 1;
-  const PlanesBlock planes{block.samples, p_.in_channels, block.pixels, p_.x.n, p_.x.c, c.row_stride};
-  if (planar && copy_planes(launch_, p_.dtype, planes, from, to)) return;
+  if (planar && copy_planes(launch_, p_.dtype, planes, c.row_stride, from, to)) return;
   im2col(launch_, x_problem(p_), x_block(block, {0, p_.in_channels}), p_.dtype, operands_.x, to);
 }
 
@@ -76,10 +71,8 @@ void GemmMoves::copy_weight() const {
     im2col(launch_, weight_problem(p_), weight_block(p_, {0, p_.in_channels}, {0, out_channels_per_group(p_)}), p_.dtype,
            operands_.w, workspace(plan_.weight_at));
   } else if (plan_.deep_weight) {
-    const std::int64_t depth = in_channels_per_group(p_);
-    const Range one{0, 1}, rows{0, out_channels_per_group(p_) * kernel_taps(p_)};
-    transpose({{0, p_.groups}, {0, depth}, one, one, rows, one, one, rows, depth * p_.w.n, p_.w.n}, depth, operands_.w,
-              workspace(plan_.weight_at));
+    const std::int64_t depth = in_channels_per_group(p_), rows = out_channels_per_group(p_) * kernel_taps(p_);
+    transpose({p_.groups, depth, rows, depth * p_.w.n, p_.w.n}, operands_.w, workspace(plan_.weight_at));
   }
 }
 

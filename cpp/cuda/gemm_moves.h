@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include "copy_planes.h"
 #include "gemm_plan.h"
 
 namespace upfold::cuda {
@@ -21,8 +22,8 @@ class GemmMoves {
 
  private:
   void* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }
-  // `from` as the columns [n][channel][pixel] of `block` to [n][pixel][channel], with `ld` from pixel to pixel.
-  void transpose(const ColumnBlock& block, std::int64_t ld, const void* from, void* to) const;
+  // float32 planes to [sample][pixel][channel].
+  void transpose(const Planes& planes, const void* from, void* to) const;
 
   const Launch& launch_;
   const Problem& p_;

@@ -10,9 +10,9 @@ constexpr std::int64_t kRowMultiple = 8;  // elements, of the distance of column
 constexpr std::int64_t kSmallMap = 256;   // pixels of a sample below which samples are joined into one product
 // TF32 products want operands whose summed index is the fastest: below this depth a copy of x to that layout does not pay.
 constexpr std::int64_t kLeastDepth = 64;
-// What decides whether a copy of the weight to that layout pays, measured on an H200: from this depth on it saves a quarter of
-// the product, below only large products gain.
-constexpr std::int64_t kDeep = 256;
+// What decides whether a copy of the weight to that layout pays, measured on an H200: from the first depth on it saves a quarter
+// of the product, from the second on large products gain.
+constexpr std::int64_t kDeep = 256, kHalfDeep = 128;
 constexpr double kLargeProduct = 80e-6, kWorthwhile = 0.15;     // seconds; share of the product
 constexpr double kFlops = 200e12, kBytes = 3.5e12;              // of a product as it is
 constexpr double kCopyStart = 2.5e-6, kCopyBytes = 2.5e12 / 2;  // of the copy, which reads and writes
@@ -134,7 +134,7 @@ class Planner {
     const double flops = 2.0 * pixels * double(p_.in_channels) * double(rows);
     const double bytes = 4.0 * pixels * double(p_.in_channels + rows * p_.groups);
     const double product = std::max(flops / kFlops, bytes / kBytes), copy = kCopyStart + weight / kCopyBytes;
-    return copy < kWorthwhile * product && (depth >= kDeep || product > kLargeProduct);
+    return copy < kWorthwhile * product && (depth >= kDeep || (depth >= kHalfDeep && product > kLargeProduct));
   }
 
   // Tensor cores want rows of x that begin at multiples of 16 bytes.

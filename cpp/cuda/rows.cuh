@@ -1,10 +1,10 @@
-// Positions of y, or of columns, shared out to lanes: the job that the column kernels for common sizes take, and where a lane
-// stands.
+// What the column kernels for common sizes share. There are two families, for a reason that was measured: where a row of y is
+// long, a warp owns a run of one row (*_rows.cu) and works out where it stands once for all its units; where rows are
+// short, lanes own units counted through (n, d, h, w) without a break (*_joined.cu), so that narrow maps leave no lane idle.
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
-// number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. Lanes own neighbouring
-// units (col2im) or input positions (im2col), counted through (n, d, h, w) without a break, so that they read neighbouring pixels
-// of every row of columns whatever the padding, and narrow maps leave no lane idle.
+// number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own
+// neighbouring units read neighbouring pixels of every row of columns, whatever the padding. For im2col a unit is one pixel.
 #pragma once
 
 #include "divide.cuh"
@@ -18,10 +18,10 @@ constexpr int kRowThreads = 32 * kWarps;
 constexpr int kTileChannels = 32;  // of one block, where y is channels-last
 
 struct RowAxis {
-  Divisor stride, in_count;
+  Divisor stride, out_count, in_count;
   Divisor phases;  // of a unit that exist: fewer than `stride` where y is shorter
-  Divisor units;   // units (col2im) or input positions (im2col)
-  std::int32_t out_count, in_begin, out_begin, out_size;
+  Divisor units;
+  std::int32_t in_begin, out_begin, out_size;
   std::int32_t kernel, dilation, tap_step, in_step;
   std::int32_t most_taps;               // of any phase
   std::int32_t origin;                  // position in y of tap 0 of input in_begin
@@ -29,12 +29,15 @@ struct RowAxis {
   std::int32_t first_in[kMostPhases];   // of position r of unit 0, counted from in_begin
 };
 
-// A block takes a tile of positions, for one phase on d and h and a chunk of those on w; where all positions are few, they are
-// counted through the channel tiles too (`joined` of them), else a block has one channel tile.
 struct RowsJob {
   RowAxis d, h, w;
-  Divisor samples, tiles, chunks, channel_tiles;
-  std::uint32_t positions;  // of all samples, times `joined`
+  Divisor tiles, chunks;  // tiles of a row, or of the positions; chunks of the phases on w
+  // Long rows: warps for all of them, counted through (tile, chunk, h, d, channel, sample).
+  Divisor channel_rows;
+  std::uint32_t warps;
+  // Joined rows: positions of all samples, times the channel tiles where positions are few.
+  Divisor samples, channel_tiles;
+  std::uint32_t positions;
   std::int32_t channels;
   std::int64_t n_begin, oc_begin;
   std::int64_t sample_stride, channel_stride;  // of columns
@@ -64,11 +67,6 @@ struct alignas(kCount * sizeof(Value)) Pack {
   Value v[kCount];
 };
 
-// Channel tile inside the block's, sample, and unit or input position on every axis.
-struct Place {
-  std::uint32_t channel_tile, n, d, h, w;
-};
-
 // A kernel that is launched early calls this before it touches memory; a no-op in others.
 UPFOLD_DEVICE void wait_for_predecessor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(__CUDACC_RTC__)
@@ -76,36 +74,28 @@ UPFOLD_DEVICE void wait_for_predecessor() {
 #endif
 }
 
-UPFOLD_DEVICE Place place_of(const RowsJob& job, std::uint32_t position) {
-  Place place;
-  place.w = take(job.w.units, position);
-  place.h = take(job.h.units, position);
-  place.d = take(job.d.units, position);
-  place.n = take(job.samples, position);
-  place.channel_tile = position;
-  return place;
-}
-
 #ifndef __CUDACC_RTC__
 struct Launch;
-}  // namespace upfold::cuda
-#include "../columns.h"
-namespace upfold::cuda {
-// The column kernels for 16-bit and 32-bit floats and strides up to kMostPhases: they run and return true, or do nothing and
-// return false where a size does not fit. The block has been checked and is not empty.
-bool col2im_rows(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
-                 const void* bias, void* y);
-bool im2col_rows(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y,
-                 void* columns);
 
-// Fills everything of a job but `vector` and what cut() fills; positions are units of y (`of_outputs`) or input positions. False
-// where a size does not fit.
-bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, RowsJob& job);
-// Positions of a lane: `items`, or 1 where that would leave the device idle.
-int lane_items(const RowsJob& job, int items);
-// Cuts the positions into tiles of `tile`, for lanes with `channels` channels and chunks of `phases` phases. Returns the number
-// of blocks, 0 where they are too many.
-unsigned cut(RowsJob& job, int tile, int channels, int phases);
+constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of any position or count, so that sums of two stay below 2^31
+
+// The kernels for 16-bit and 32-bit floats and strides up to kMostPhases: they run and return true, or do nothing and return
+// false where a type or a size does not fit. The job is that of the block, which is not empty.
+bool col2im_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
+                 void* y);
+bool col2im_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
+                   void* y);
+bool im2col_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
+bool im2col_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
+
+// Joined rows: channels of a lane (`items`, or 1 where that would leave the device idle).
+int lane_channels(const RowsJob& job, int items);
+// Cuts the joined positions into tiles of `tile`, for lanes with `channels` channels and chunks of `phases` phases. Returns the
+// number of blocks, 0 where they are too many.
+unsigned cut_joined(RowsJob& job, int tile, int channels, int phases);
+// Long rows: spreads all rows, `lines` of them in every channel of a sample, over warps that take `units` of one, in chunks of
+// `phases` phases; false where they are too many.
+bool spread_rows(RowsJob& job, std::int64_t lines, int units, int phases);
 #endif
 
 }  // namespace upfold::cuda
