@@ -28,14 +28,15 @@ constexpr int kRowBlocks = sizeof(Sum<Value>) > 4 ? 1
                            : kSums <= 16          ? 3
                                                   : 2;
 
-// Entries [first, last), which lie in shared memory; a part takes every parts-th channel.
-template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+// Entries [first, last), which lie in shared memory; a part takes every parts-th channel, kAhead of them at a time.
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 UPFOLD_DEVICE void add_piece(const RowsJob& job, const RowsMemory<Value, kSh, kSw, kC, kU, kM>& memory, std::uint32_t first,
-                             std::uint32_t last, std::int32_t phase_w, std::int32_t part, const RowReader<Value, kU, kM>& reader,
-                             RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
-  using Reader = RowReader<Value, kU, kM>;
-  constexpr int kEntry = RowsMemory<Value, kSh, kSw, kC, kU, kM>::kEntry;
+                             std::uint32_t last, std::int32_t phase_w, std::int32_t part,
+                             const RowReader<Value, kU, kM, kHalf>& reader, RowSums<Value, kSh, kSw, kC, kU, kM, kHalf>& sums) {
+  using Reader = RowReader<Value, kU, kM, kHalf>;
+  constexpr int kEntry = RowsMemory<Value, kSh, kSw, kC, kU, kM>::kEntry, kAhead = kM > 0 ? 1 : kU == 1 ? 4 : 2;
   const CorrelateJob& p = job.problem;
+  const std::uint32_t parts = std::uint32_t(job.parts);
   std::uint32_t tap = first, channel = take(p.depth, tap);
   for (std::uint32_t entry = first; entry < last; ++tap, channel = 0) {
     const std::uint32_t left = p.depth.value - channel, run = left < last - entry ? left : last - entry;
@@ -43,20 +44,27 @@ UPFOLD_DEVICE void add_piece(const RowsJob& job, const RowsMemory<Value, kSh, kS
     const std::int32_t phases = job.kernel[2] - memory.taps[tap].k[2] - phase_w;  // that have the tap
     const std::int64_t offset = memory.taps[tap].offset + channel * p.source_c;
     const Sum<Value>* const weights = memory.piece + (entry - first) * kEntry;
-    for (std::uint32_t i = std::uint32_t(part); i < run; i += std::uint32_t(job.parts)) {
-      Value window[Reader::kRows][Reader::kColumns];
-      reader.load(offset + i * p.source_c, mask, window);
-      if (kM > 0 || kSw == 1 || phases >= kSw) {
-        sums.add_window(window, weights + i * kEntry);
-      } else {
-        sums.add_some(window, weights + i * kEntry, phases);
+    for (std::uint32_t i = std::uint32_t(part); i < run; i += kAhead * parts) {
+      Value window[kAhead][Reader::kRows][Reader::kColumns];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (a == 0 || i + a * parts < run) reader.load(offset + (i + a * parts) * p.source_c, mask, window[a]);
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (a > 0 && i + a * parts >= run) continue;
+        if (kM > 0 || kSw == 1 || phases >= kSw) {
+          sums.add_window(window[a], weights + (i + a * parts) * kEntry);
+        } else {
+          sums.add_some(window[a], weights + (i + a * parts) * kEntry, phases);
+        }
       }
     }
     entry += run;
   }
 }
 
-template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 __global__ void __launch_bounds__(kDirectThreads, kRowBlocks<Value, kSh * kSw * kC * kU>)
     rows_kernel(const RowsJob job, const Value* __restrict__ source, const Value* __restrict__ w, const Value* __restrict__ bias,
                 Value* __restrict__ result) {
@@ -77,8 +85,8 @@ __global__ void __launch_bounds__(kDirectThreads, kRowBlocks<Value, kSh * kSw * 
   const std::uint32_t tile0 = block.tile_run * job.tiles_of_run;
   for (std::uint32_t tile = tile0; tile < tile0 + job.tiles_of_run && tile < job.tiles; ++tile) {
     const RowUnits units = row_units(job, tile * std::uint32_t(unit_threads) + std::uint32_t(thread), kU);
-    const RowReader<Value, kU, kM> reader(job, units, source + std::int64_t(block.group) * p.depth.value * p.source_c);
-    RowSums<Value, kSh, kSw, kC, kU, kM> sums = {};
+    const RowReader<Value, kU, kM, kHalf> reader(job, units, source + std::int64_t(block.group) * p.depth.value * p.source_c);
+    RowSums<Value, kSh, kSw, kC, kU, kM, kHalf> sums = {};
     for (std::int32_t base = 0; base < count; base += kRowTaps) {
       const std::int32_t some = count - base < kRowTaps ? count - base : kRowTaps;
       const std::uint32_t entries = std::uint32_t(some) * p.depth.value;
@@ -92,44 +100,46 @@ __global__ void __launch_bounds__(kDirectThreads, kRowBlocks<Value, kSh * kSw * 
         const std::uint32_t last = entries - first < Memory::kEntries ? entries : first + Memory::kEntries;
         if (fills) {
           if (first > 0) __syncthreads();  // everyone has left the piece before
-          fill_piece<Value, kSh, kSw, kC, kM>(job, block, memory.taps, first, last, w, memory.piece);
+          fill_piece<Value, kSh, kSw, kC, kM, kHalf>(job, block, memory.taps, first, last, w, memory.piece);
           __syncthreads();  // the piece is complete
         }
         add_piece(job, memory, first, last, block.phase_w, part, reader, sums);
       }
     }
-    sums.join(part, job.parts, thread, memory.exchange);
+    sums.join(part, job.parts, thread, unit_threads, memory.exchange);
     if (part > 0) continue;
     sums.finish_all(p, block, bias);
     store_rows(job, block, units, result, memory.staged[tid / 32], sums);
   }
 }
 
-// The variants: kSh, kSw, kC, kU, kM. The first serve every problem of every type, the second those of the narrow types.
+// The variants: kSh, kSw, kC, kU, kM, kHalf. The first serve every problem of every type, the others those of the narrow types.
 #define UPFOLD_ROWS_PLAIN(DO, type) \
-  DO(type, 1, 1, 1, 1, 0)           \
-  DO(type, 1, 1, 4, 1, 0)
+  DO(type, 1, 1, 1, 1, 0, false)    \
+  DO(type, 1, 1, 4, 1, 0, false)
 #define UPFOLD_ROWS_OF_CHANNELS(DO, type, kC) \
-  DO(type, 1, 2, kC, 1, 0)                    \
-  DO(type, 1, 3, kC, 1, 0)                    \
-  DO(type, 1, 4, kC, 1, 0)                    \
-  DO(type, 1, 8, kC, 1, 0)                    \
-  DO(type, 2, 2, kC, 1, 0)                    \
-  DO(type, 1, 1, kC, kManyUnits, 0)           \
-  DO(type, 1, 2, kC, kManyUnits, 0)           \
-  DO(type, 1, 3, kC, kManyUnits, 0)           \
-  DO(type, 1, 4, kC, kManyUnits, 0)           \
-  DO(type, 2, 2, kC, kManyUnits, 2)
-#define UPFOLD_ROWS_NARROW(DO, type)   \
-  UPFOLD_ROWS_OF_CHANNELS(DO, type, 1) \
-  UPFOLD_ROWS_OF_CHANNELS(DO, type, 3) \
-  UPFOLD_ROWS_OF_CHANNELS(DO, type, 4) \
-  DO(type, 1, 1, 3, 1, 0)              \
-  DO(type, 1, 8, 1, kManyUnits, 2)
+  DO(type, 1, 2, kC, 1, 0, false)             \
+  DO(type, 1, 3, kC, 1, 0, false)             \
+  DO(type, 1, 4, kC, 1, 0, false)             \
+  DO(type, 1, 8, kC, 1, 0, false)             \
+  DO(type, 2, 2, kC, 1, 0, false)             \
+  DO(type, 1, 1, kC, kManyUnits, 0, false)    \
+  DO(type, 1, 2, kC, kManyUnits, 0, false)    \
+  DO(type, 1, 3, kC, kManyUnits, 0, false)    \
+  DO(type, 1, 4, kC, kManyUnits, 0, false)    \
+  DO(type, 2, 2, kC, kManyUnits, 2, false)    \
+  DO(type, 2, 2, kC, kManyUnits, 2, true)
+#define UPFOLD_ROWS_NARROW(DO, type)      \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 1)    \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 3)    \
+  UPFOLD_ROWS_OF_CHANNELS(DO, type, 4)    \
+  DO(type, 1, 1, 3, 1, 0, false)          \
+  DO(type, 1, 8, 1, kManyUnits, 2, false) \
+  DO(type, 1, 8, 1, kManyUnits, 2, true)
 
-#define UPFOLD_INSTANTIATE_ROWS(Value, kSh, kSw, kC, kU, kM)                                                                 \
-  template __global__ void rows_kernel<Value, kSh, kSw, kC, kU, kM>(const RowsJob, const Value*, const Value*, const Value*, \
-                                                                    Value*);
+#define UPFOLD_INSTANTIATE_ROWS(Value, kSh, kSw, kC, kU, kM, kHalf)                                                   \
+  template __global__ void rows_kernel<Value, kSh, kSw, kC, kU, kM, kHalf>(const RowsJob, const Value*, const Value*, \
+                                                                           const Value*, Value*);
 #define UPFOLD_INSTANTIATE(dtype, Value) UPFOLD_ROWS_PLAIN(UPFOLD_INSTANTIATE_ROWS, Value)
 UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
 UPFOLD_ROWS_NARROW(UPFOLD_INSTANTIATE_ROWS, float)
@@ -147,12 +157,13 @@ UPFOLD_ROWS_NARROW(UPFOLD_INSTANTIATE_ROWS, __nv_bfloat16)
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kBusyBlocks = 8 * 132;  // from which an H200 is busy
+constexpr std::int64_t kBusyBlocks = 4 * 132;  // from which an H200 is busy
 constexpr std::int64_t kLeastChannels = 8;     // of the source, left to a part
 
 // All that follows from a problem.
 struct RowsPlan {
   int phases_h, phases_w, channels, units, window;  // kSh, kSw, kC, kU, kM
+  bool half;                                        // kHalf
   std::int64_t merged_w, channel_chunks, phase_chunks, phases, unit_groups, parts, tiles, tiles_of_run, blocks, steps;
 };
 
@@ -173,20 +184,30 @@ Merge rows_merge(const Problem& p) {
   return {p.stride_w == 2 && p.stride_h == 2 && two_by_two(p), true};
 }
 
+std::int64_t most_parts(const Problem& p) {
+  std::int64_t parts = 1;
+  while (parts < 8 && source_channels(p) >= 2 * parts * kLeastChannels) parts *= 2;
+  return parts;
+}
+
 void choose_variant(const Problem& p, const CorrelateJob& job, std::int64_t each, RowsPlan& plan) {
-  plan.units = 1, plan.window = 0;
-  const bool many = narrow(p) && job.axis[1].units.value >= kManyUnits &&
-                    each * ceil_div(unit_groups(job, kManyUnits), kDirectThreads) >= kBusyBlocks;
-  if (!many) return;
+  plan.units = 1, plan.window = 0, plan.half = false;
+  const std::int64_t blocks = each * ceil_div(unit_groups(job, kManyUnits) * most_parts(p), kDirectThreads);
+  if (!narrow(p) || job.axis[1].units.value < kManyUnits || blocks < kBusyBlocks) return;
   const bool eight = plan.phases_w == 8;
   if (plan.phases_h == 2 || eight) {
-    if (!two_by_two(p) || (eight && plan.channels != 1)) return;
-    plan.window = 2;
+    if (!two_by_two(p) || (eight && (plan.channels != 1 || plan.merged_w != 8))) return;
+    plan.window = 2, plan.half = p.pad_w % p.stride_w == p.stride_w / 2;
   }
   plan.units = kManyUnits;
 }
 
-RowsPlan rows_plan(const Problem& p, const CorrelateJob& job) {
+// With units that start half a stride beyond the phases, at a multiple of the stride: as many as the results need.
+void shift_units(const Problem& p, CorrelateJob& job) {
+  job.axis[2].units = make_divisor(ceil_div(p.out_w, p.stride_w)), job.axis[2].result_shift = 0;
+}
+
+RowsPlan rows_plan(const Problem& p, CorrelateJob& job) {
   RowsPlan plan{};
   const Merge merge = rows_merge(p);
   plan.merged_w = merge.w ? p.stride_w : 1;
@@ -202,9 +223,9 @@ RowsPlan rows_plan(const Problem& p, const CorrelateJob& job) {
   }
   const std::int64_t each = plan.channel_chunks * plan.phase_chunks * plan.phases * p.groups;
   choose_variant(p, job, each, plan);
+  if (plan.half) shift_units(p, job);
   plan.unit_groups = unit_groups(job, plan.units), plan.parts = 1;
-  while (plan.units == 1 && plan.parts < 8 && each * ceil_div(plan.unit_groups * plan.parts, kDirectThreads) < kBusyBlocks &&
-         source_channels(p) >= 2 * plan.parts * kLeastChannels) {
+  while (plan.parts < most_parts(p) && each * ceil_div(plan.unit_groups * plan.parts, kDirectThreads) < kBusyBlocks) {
     plan.parts *= 2;
   }
   plan.tiles = ceil_div(plan.unit_groups * plan.parts, kDirectThreads);
@@ -249,12 +270,13 @@ RowsJob rows_job(const Problem& p, const CorrelateJob& job, const RowsPlan& plan
   return rows;
 }
 
-template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 bool launch_rows(const Launch& launch, const Problem& p, const DirectOperands& operands, const RowsPlan& plan,
                  const RowsJob& job) {
-  if (plan.phases_h != kSh || plan.phases_w != kSw || plan.channels != kC || plan.units != kU || plan.window != kM) return false;
+  if (plan.phases_h != kSh || plan.phases_w != kSw || plan.channels != kC || plan.units != kU) return false;
+  if (plan.window != kM || plan.half != kHalf) return false;
   const bool transposed = transposes(p);
-  launch_kernel("direct", rows_kernel<Value, kSh, kSw, kC, kU, kM>, launch, unsigned(plan.blocks), kDirectThreads, job,
+  launch_kernel("direct", rows_kernel<Value, kSh, kSw, kC, kU, kM, kHalf>, launch, unsigned(plan.blocks), kDirectThreads, job,
                 static_cast<const Value*>(transposed ? operands.x : operands.y), static_cast<const Value*>(operands.w),
                 static_cast<const Value*>(transposed ? operands.bias : nullptr),
                 static_cast<Value*>(transposed ? operands.y : operands.x));
@@ -263,12 +285,12 @@ bool launch_rows(const Launch& launch, const Problem& p, const DirectOperands& o
 
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DirectOperands& operands) {
-  const CorrelateJob job = correlate_job(p, rows_merge(p));
+  CorrelateJob job = correlate_job(p, rows_merge(p));
   const RowsPlan plan = rows_plan(p, job);
   const RowsJob rows = rows_job(p, job, plan, transposes(p) ? operands.y : operands.x);
   bool launched = false;
-#define UPFOLD_RUN(type, kSh, kSw, kC, kU, kM) \
-  launched = launched || launch_rows<type, kSh, kSw, kC, kU, kM>(launch, p, operands, plan, rows);
+#define UPFOLD_RUN(type, kSh, kSw, kC, kU, kM, kHalf) \
+  launched = launched || launch_rows<type, kSh, kSw, kC, kU, kM, kHalf>(launch, p, operands, plan, rows);
   UPFOLD_ROWS_PLAIN(UPFOLD_RUN, Value)
   if constexpr (sizeof(Value) <= 4) {
     UPFOLD_ROWS_NARROW(UPFOLD_RUN, Value)
@@ -282,11 +304,14 @@ void run(const Launch& launch, const Problem& p, const DirectOperands& operands)
 bool rows_fits(const Problem& p) {
   const Merge merge = rows_merge(p);
   if (!correlate_fits(p, merge)) return false;
-  return p.batch == 0 || rows_plan(p, correlate_job(p, merge)).blocks > 0;
+  if (p.batch == 0) return true;
+  CorrelateJob job = correlate_job(p, merge);
+  return rows_plan(p, job).blocks > 0;
 }
 
 DirectWork rows_work(const Problem& p) {
-  const RowsPlan plan = rows_plan(p, correlate_job(p, rows_merge(p)));
+  CorrelateJob job = correlate_job(p, rows_merge(p));
+  const RowsPlan plan = rows_plan(p, job);
   return {plan.blocks, plan.steps};
 }
 

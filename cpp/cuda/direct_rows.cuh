@@ -82,7 +82,7 @@ UPFOLD_DEVICE RowTap row_tap(const RowsJob& job, const PhaseAxisTaps (&phase)[3]
 
 // Entries [first, last) of the weight, counted tap by tap and channel by channel: each holds, for the taps of a window, kC
 // channels times kSh x kSw phases.
-template <typename Value, int kSh, int kSw, int kC, int kM>
+template <typename Value, int kSh, int kSw, int kC, int kM, bool kHalf>
 UPFOLD_DEVICE void fill_piece(const RowsJob& job, const RowsBlock& block, const RowTap* taps, std::uint32_t first,
                               std::uint32_t last, const Value* __restrict__ w, Sum<Value>* piece) {
   constexpr std::uint32_t kV = kC * kSh * kSw, kWindow = kM == 0 ? 1 : kM;
@@ -90,7 +90,7 @@ UPFOLD_DEVICE void fill_piece(const RowsJob& job, const RowsBlock& block, const 
     const std::uint32_t v = i % kV, j = i / kV % (kWindow * kWindow);
     std::uint32_t tap = first + i / (kV * kWindow * kWindow);
     const std::uint32_t depth = take(job.problem.depth, tap), channel = block.chunk * kC + v / (kSh * kSw);
-    const std::int32_t phase_w = block.phase_w + std::int32_t(v % kSw);
+    const std::int32_t phase_w = block.phase_w + std::int32_t(kHalf ? (v + kSw / 2) % kSw : v % kSw);
     const std::int32_t kh = taps[tap].k[1] + std::int32_t(v / kSw % kSh) + std::int32_t(j / kWindow) * job.stride[1];
     const std::int32_t kw = taps[tap].k[2] + phase_w + std::int32_t(j % kWindow) * job.stride[2];
     const bool exists = channel < job.problem.channels && kh < job.kernel[1] && kw < job.kernel[2] && phase_w < job.merged_w;
@@ -101,10 +101,11 @@ UPFOLD_DEVICE void fill_piece(const RowsJob& job, const RowsBlock& block, const 
 }
 
 // What a thread reads for one tap: a position for each of its units (kM = 0), or the window that a kernel of kM x kM taps of a
-// phase, one position apart, reads for all of them.
-template <typename Value, int kU, int kM>
+// phase, one position apart, reads for all of them. Where units start half a stride beyond the phases of the W axis (kHalf), the
+// second half of their results reads one position further.
+template <typename Value, int kU, int kM, bool kHalf>
 struct RowReader {
-  static constexpr int kRows = kM == 0 ? kU : kU + kM - 1, kColumns = kM == 0 ? 1 : kM, kAbove = kM == 0 ? 0 : kM - 1;
+  static constexpr int kRows = kM == 0 ? kU : kU + kM - 1, kColumns = (kM == 0 ? 1 : kM) + kHalf, kAbove = kM == 0 ? 0 : kM - 1;
   const Value* from;  // displacement 0 of the first unit
   std::int64_t step, left;
   std::int32_t at[3], advance;
@@ -126,7 +127,8 @@ struct RowReader {
     const std::int32_t d = at[0] + tap.displacement[0], h = at[1] + tap.displacement[1], w = at[2] + tap.displacement[2];
     std::uint32_t columns = 0, mask = 0;
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) columns |= std::uint32_t(w - j) < std::uint32_t(p.axis[2].source_size) ? 1u << j : 0u;
+    for (int j = 0; j < kColumns; ++j)
+      columns |= std::uint32_t(w + kHalf - j) < std::uint32_t(p.axis[2].source_size) ? 1u << j : 0u;
     if (!live || std::uint32_t(d) >= std::uint32_t(p.axis[0].source_size)) columns = 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -136,7 +138,7 @@ struct RowReader {
   }
 
   UPFOLD_METHOD void load(std::int64_t offset, std::uint32_t mask, Value (&window)[kRows][kColumns]) const {
-    const Value* row = from + offset - kAbove * step;
+    const Value* row = from + offset - kAbove * step + (kHalf ? left : 0);
 #pragma unroll
     for (int r = 0; r < kRows; ++r, row += step) {
 #pragma unroll
@@ -145,10 +147,10 @@ struct RowReader {
   }
 };
 
-template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 struct RowSums {
   using Total = Sum<Value>;
-  using Reader = RowReader<Value, kU, kM>;
+  using Reader = RowReader<Value, kU, kM, kHalf>;
   static constexpr int kV = kC * kSh * kSw, kWindow = kM == 0 ? 1 : kM;
   Total v[kU][kV];
 
@@ -160,9 +162,12 @@ struct RowSums {
       for (int i = 0; i < kV; ++i) w[i] = weights[j * kV + i];
 #pragma unroll
       for (int u = 0; u < kU; ++u) {
-        const Total x = widen(raw[u + Reader::kAbove - j / kWindow][j % kWindow]);
+        const Value* const row = raw[u + Reader::kAbove - j / kWindow];
 #pragma unroll
-        for (int i = 0; i < kV; ++i) add_product(v[u][i], w[i], x);
+        for (int i = 0; i < kV; ++i) {
+          const int further = kHalf && i % kSw < (kSw + 1) / 2 ? 1 : 0;  // the first half reads one position less far
+          add_product(v[u][i], w[i], widen(row[j % kWindow + further]));
+        }
       }
     }
   }
@@ -180,15 +185,16 @@ struct RowSums {
   }
 
   // The sums of the parts, in order, in the first one.
-  UPFOLD_METHOD void join(int part, int parts, std::int32_t thread, Total* exchange) {
-    for (int other = 1; other < parts; ++other) {
+  UPFOLD_METHOD void join(int part, int parts, std::int32_t thread, std::int32_t unit_threads, Total* exchange) {
+    if (parts == 1) return;
 #pragma unroll
-      for (int i = 0; i < kU * kV; ++i) {
-        __syncthreads();  // the value before is taken
-        if (part == other) exchange[thread] = v[i / kV][i % kV];
-        __syncthreads();  // the value is there
-        if (part == 0) add(v[i / kV][i % kV], exchange[thread]);
-      }
+    for (int i = 0; i < kU * kV; ++i) {
+      __syncthreads();  // the sums before are taken
+      exchange[threadIdx.x] = v[i / kV][i % kV];
+      __syncthreads();  // the sums are there
+      if (part > 0) continue;
+#pragma unroll 1
+      for (int other = 1; other < parts; ++other) add(v[i / kV][i % kV], exchange[other * unit_threads + thread]);
     }
   }
 
@@ -312,9 +318,9 @@ struct RowPlace {
   }
 };
 
-template <typename Value, int kSh, int kSw, int kC, int kU, int kM>
+template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 UPFOLD_DEVICE void store_rows(const RowsJob& job, const RowsBlock& block, const RowUnits& units, Value* __restrict__ result,
-                              Value* staged, const RowSums<Value, kSh, kSw, kC, kU, kM>& sums) {
+                              Value* staged, const RowSums<Value, kSh, kSw, kC, kU, kM, kHalf>& sums) {
   const CorrelateJob& p = job.problem;
   const RowPlace<Value, kSw> place(job, block, units);
   const std::int32_t d = units.at[0] * p.axis[0].result_step + block.residue[0] + p.axis[0].result_shift;

@@ -125,6 +125,7 @@ Problem random_problem(Random& random) {
     std::int64_t* const pad[] = {&p.pad_d, &p.pad_h, &p.pad_w};
     std::int64_t* const dilation[] = {&p.dilation_d, &p.dilation_h, &p.dilation_w};
     const std::int64_t axes = pick(random, {1, 2, 2, 3});
+    const std::int64_t doubled = pick(random, {0, 0, 2, 8});  // a stride whose kernel is twice as long, as most decoders have
     bool possible = true;
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - axes;
@@ -132,6 +133,7 @@ Problem random_problem(Random& random) {
       *kernel[i] = used ? pick(random, {1, 2, 3, 4, 6}) : 1;
       *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
       *pad[i] = used ? pick(random, {0, 0, 1, 2, 5}) : 0;
+      if (used && doubled != 0) *stride[i] = doubled, *kernel[i] = 2 * doubled, *dilation[i] = 1, *pad[i] = doubled / 2;
       if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       *out[i] += used ? pick(random, {0, 0, *stride[i] - 1}) : 0;
