@@ -3,8 +3,8 @@
 //
 // A block owns kTileR input channels times kTileC columns (oc, tap) of one group and one part of the positions, counted through
 // all samples; parts are as many as fill a large device and do not depend on the one at hand, so that the same call gives the
-// same bits everywhere. Slices of kPositions positions pass through shared memory, a warp reading one row of neighbours at a
-// time. Each part writes its sums to the workspace, (part, group, ic, column); a second kernel adds the parts in order.
+// same bits everywhere. Slices of neighbouring positions pass through shared memory. Each part writes its sums to the workspace,
+// (part, group, ic, column), and a second kernel adds the parts in order; one part alone writes w.
 #include "direct_weight.cuh"
 
 namespace upfold::cuda {
@@ -13,7 +13,7 @@ namespace upfold::cuda {
 template <typename Value, int kTileR, int kTileC, int kR, int kC>
 __global__ void __launch_bounds__(kDirectThreads, kR* kC * sizeof(Sum<Value>) <= 256 ? 2 : 1)
     weight_tile_kernel(const WeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
-                       Sum<Value>* __restrict__ partial) {
+                       const WeightResult<Value> result) {
   using Total = Sum<Value>;
   using Slice = WeightSlice<Value, kTileR, kTileC>;
   constexpr int kWarpsR = kTileR / (4 * kR);
@@ -50,21 +50,18 @@ __global__ void __launch_bounds__(kDirectThreads, kR* kC * sizeof(Sum<Value>) <=
     if (more) reader.put(slice, buffer ^ 1);
     __syncthreads();  // the next slice is complete, and everyone has left this one
   }
-  Total* const to = partial_sums(job, block, partial);
 #pragma unroll
   for (int i = 0; i < kR; ++i) {
-    const std::int32_t row = own_row + i / 4 * 16 + i % 4;
 #pragma unroll
     for (int j = 0; j < kC; ++j) {
-      const std::int32_t column = own_column + j / 4 * 32 + j % 4;
-      if (row < block.rows && column < block.columns) to[std::int64_t(row) * job.columns + column] = sums[i][j];
+      leave_sum(job, block, result, own_row + i / 4 * 16 + i % 4, own_column + j / 4 * 32 + j % 4, sums[i][j]);
     }
   }
 }
 
 template <typename Value, int kTileR, int kTileC, int kR, int kC>
 __global__ void __launch_bounds__(kDirectThreads) weight_kernel(const WeightJob job, const Value* __restrict__ x,
-                                                                const Value* __restrict__ y, Sum<Value>* __restrict__ partial) {
+                                                                const Value* __restrict__ y, const WeightResult<Value> result) {
   using Total = Sum<Value>;
   constexpr int kSlice = sizeof(Total) == 16 ? kPositions / 2 : kPositions;  // positions of one pass through shared memory
   constexpr int kColumnThreads = kTileC / kC, kWarps = kDirectThreads / 32;
@@ -106,14 +103,10 @@ __global__ void __launch_bounds__(kDirectThreads) weight_kernel(const WeightJob 
         for (int j = 0; j < kC; ++j) add_product(sums[i][j], a[i], b[j]);
     }
   }
-  Total* const to = partial_sums(job, block, partial);
 #pragma unroll
   for (int i = 0; i < kR; ++i) {
 #pragma unroll
-    for (int j = 0; j < kC; ++j) {
-      const std::int32_t column = own_column + j * kColumnThreads;
-      if (own_row + i < block.rows && column < block.columns) to[std::int64_t(own_row + i) * job.columns + column] = sums[i][j];
-    }
+    for (int j = 0; j < kC; ++j) leave_sum(job, block, result, own_row + i, own_column + j * kColumnThreads, sums[i][j]);
   }
 }
 
@@ -145,9 +138,10 @@ __global__ void __launch_bounds__(kDirectThreads)
 
 #define UPFOLD_INSTANTIATE_TILE(index, Value, kTileR, kTileC, kR, kC)                                                     \
   template __global__ void weight_tile_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, \
-                                                                             Sum<Value>*);
-#define UPFOLD_INSTANTIATE_SMALL(index, Value, kTileR, kTileC, kR, kC) \
-  template __global__ void weight_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, Sum<Value>*);
+                                                                             const WeightResult<Value>);
+#define UPFOLD_INSTANTIATE_SMALL(index, Value, kTileR, kTileC, kR, kC)                                               \
+  template __global__ void weight_kernel<Value, kTileR, kTileC, kR, kC>(const WeightJob, const Value*, const Value*, \
+                                                                        const WeightResult<Value>);
 #define UPFOLD_INSTANTIATE(dtype, Value)                                                     \
   template __global__ void reduce_kernel<Value>(const ReduceJob, const Sum<Value>*, Value*); \
   UPFOLD_WEIGHT_SMALL(UPFOLD_INSTANTIATE_SMALL, Value)
@@ -184,10 +178,8 @@ constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
 std::int64_t weight_elements(const Problem& p) { return p.in_channels * out_channels_per_group(p) * kernel_taps(p); }
 
-// Every number is a choice.
-int tile_of(const Problem& p, int config) {
-  return p.dtype == Dtype::kComplex128 ? kTileCount - 1 : std::min(config, kTileCount - 1);
-}
+// Every number is a choice: the tiles, then the tiles with one part alone, which takes no workspace.
+int tile_of(const Problem& p, int config) { return p.dtype == Dtype::kComplex128 ? kTileCount - 1 : config % kTileCount; }
 
 struct Split {
   std::int64_t tiles, length, parts;
@@ -198,7 +190,7 @@ Split split_of(const Problem& p, int config) {
   const std::int64_t columns = out_channels_per_group(p) * kernel_taps(p), positions = p.batch * in_pixels(p);
   const std::int64_t tiles = ceil_div(in_channels_per_group(p), tile.rows) * ceil_div(columns, tile.columns) * p.groups;
   const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (weight_elements(p) * sum_bytes(p.dtype)));
-  const std::int64_t wanted = std::min(std::max<std::int64_t>(1, kBlocksWanted / tiles), fit);
+  const std::int64_t wanted = config >= kTileCount ? 1 : std::min(std::max<std::int64_t>(1, kBlocksWanted / tiles), fit);
   const std::int64_t length = std::max(ceil_div(ceil_div(positions, wanted), kPositions) * kPositions, kLeastLength);
   return {tiles, length, ceil_div(positions, length)};
 }
@@ -221,6 +213,7 @@ WeightJob weight_job(const Problem& p, int config) {
   }
   job.x_n = p.x.n, job.x_c = p.x.c, job.y_n = p.y.n, job.y_c = p.y.c;
   job.x_axis[0] = p.x.d, job.x_axis[1] = p.x.h, job.x_axis[2] = p.x.w;
+  job.w_n = p.w.n, job.w_c = p.w.c, job.w_axis[0] = p.w.d, job.w_axis[1] = p.w.h, job.w_axis[2] = p.w.w;
   job.y_axis[0] = p.y.d, job.y_axis[1] = p.y.h, job.y_axis[2] = p.y.w;
   return job;
 }
@@ -228,23 +221,25 @@ WeightJob weight_job(const Problem& p, int config) {
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {
   const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
-  const auto partial = static_cast<Sum<Value>*>(operands.workspace);
   const Split split = split_of(p, config);
+  const auto partial = split.parts > 1 ? static_cast<Sum<Value>*>(operands.workspace) : nullptr;
+  const WeightResult<Value> result{partial, static_cast<Value*>(operands.w)};
   const WeightJob job = weight_job(p, config);
   const unsigned blocks = unsigned(split.tiles * split.parts);
   const int tile = tile_of(p, config);
 #define UPFOLD_RUN_TILE(index, type, kTileR, kTileC, kR, kC) \
   if (tile == index)                                         \
-    launch_kernel("direct", weight_tile_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial);
+    launch_kernel("direct", weight_tile_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, result);
 #define UPFOLD_RUN_SMALL(index, type, kTileR, kTileC, kR, kC) \
   if (tile == index)                                          \
-    launch_kernel("direct", weight_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, partial);
+    launch_kernel("direct", weight_kernel<type, kTileR, kTileC, kR, kC>, launch, blocks, kDirectThreads, job, x, y, result);
   UPFOLD_WEIGHT_SMALL(UPFOLD_RUN_SMALL, Value)
   if constexpr (sizeof(Value) < 16) {
     UPFOLD_WEIGHT_TILES(UPFOLD_RUN_TILE, Value)
   }
 #undef UPFOLD_RUN_SMALL
 #undef UPFOLD_RUN_TILE
+  if (partial == nullptr) return;
   const std::int64_t elements = weight_elements(p);
   const ReduceJob reduce{std::uint32_t(elements),
                          std::uint32_t(split.parts),
@@ -277,7 +272,8 @@ bool direct_weight_fits(const Problem& p, int config) {
 }
 
 std::int64_t direct_weight_bytes(const Problem& p, int config) {
-  return split_of(p, config).parts * weight_elements(p) * sum_bytes(p.dtype);
+  const std::int64_t parts = split_of(p, config).parts;
+  return parts == 1 ? 0 : parts * weight_elements(p) * sum_bytes(p.dtype);
 }
 
 void direct_weight(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {

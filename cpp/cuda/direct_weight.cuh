@@ -14,7 +14,7 @@ struct WeightJob {
   std::uint32_t rows, columns;      // of a group: input channels, output channels * taps
   std::uint32_t positions, length;  // of all samples, of one part
   std::int32_t out[3], stride[3], pad[3], dilation[3];
-  std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3];
+  std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_n, w_c, w_axis[3];
 };
 
 // Where a lane's position lies: its offset in x, and in y the sample and the output of a tap that displaces nothing.
@@ -75,11 +75,30 @@ UPFOLD_DEVICE WeightBlock weight_block(const WeightJob& job) {
   return block;
 }
 
-// The sums of a block's tile, from its row and column `first` on.
-template <typename Total>
-UPFOLD_DEVICE Total* partial_sums(const WeightJob& job, const WeightBlock& block, Total* partial) {
-  const std::int64_t groups = gridDim.x / (job.column_tiles.value * job.row_tiles.value * job.parts.value);
-  return partial + ((block.part * groups + block.group) * job.rows + block.row0) * job.columns + block.column0;
+// Where a block leaves its sums: beside those of the other parts or, where there are none, in w itself.
+template <typename Value>
+struct WeightResult {
+  Sum<Value>* partial;
+  Value* w;
+};
+
+UPFOLD_DEVICE std::int64_t weight_offset(const WeightJob& job, std::int64_t ic, std::uint32_t column) {
+  std::uint32_t tap = take(job.taps, column);  // column becomes the output channel
+  const std::uint32_t kw = take(job.kernel_w, tap), kh = take(job.kernel_h, tap);
+  return ic * job.w_n + column * job.w_c + tap * job.w_axis[0] + kh * job.w_axis[1] + kw * job.w_axis[2];
+}
+
+template <typename Value>
+UPFOLD_DEVICE void leave_sum(const WeightJob& job, const WeightBlock& block, const WeightResult<Value>& to, std::int32_t row,
+                             std::int32_t column, Sum<Value> sum) {
+  if (row >= block.rows || column >= block.columns) return;
+  const std::int64_t ic = std::int64_t(block.group) * job.rows + block.row0 + row;
+  if (to.partial == nullptr) {
+    to.w[weight_offset(job, ic, block.column0 + column)] = Narrow<Value>::from(sum);
+  } else {
+    const std::int64_t groups = gridDim.x / (job.column_tiles.value * job.row_tiles.value * job.parts.value);
+    to.partial[(block.part * groups * job.rows + ic) * job.columns + block.column0 + column] = sum;
+  }
 }
 
 // A slice of kK positions on its way to shared memory: a thread brings one position of every kStep-th row and column.

@@ -137,6 +137,8 @@ def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
         for config, (tile_rows, tile_columns, efficiency) in enumerate(_WEIGHT_TILES):
             area = -(-rows // tile_rows) * tile_rows * (-(-columns // tile_columns) * tile_columns)
             costs[config] = area / efficiency
+        # The same without a split of the reduction, which takes no scratch: last.
+        costs.update({len(_WEIGHT_TILES) + config: max(costs.values()) + cost for config, cost in list(costs.items())})
     else:
         for config, (channels, positions) in enumerate(module.direct_tiles()):
             if not module.direct_fits(problem.cuda, config):
