@@ -115,6 +115,27 @@ DirectWork direct_work(const Problem& p, int config);
 // The direct method for p.op, without a column matrix; bias and activation are used by kConvTranspose only.
 void direct(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
 
+struct FusedOperands {
+  const void* x;
+  const void* w;
+  const void* bias;  // (out_channels), dense, or null
+  void* y;
+  void* workspace;  // fused_workspace_bytes() bytes, aligned to 256
+};
+// Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
+// one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
+// has output channels times taps.
+struct FusedTileSize {
+  int channels, phases_h, phases_w, units, vectors, threads, blocks;
+};
+std::vector<FusedTileSize> fused_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
+// TF32).
+bool fused_fits(int device, const Problem& p, int config);
+std::int64_t fused_workspace_bytes(int device, const Problem& p, int config);
+// The transposed convolution in one pass on tensor cores (compute capability 8.0 and newer), bias and activation included.
+void fused(const Launch& launch, const Problem& p, const FusedOperands& operands, int config);
+
 struct Device {
   std::string name;
   int major, minor;

@@ -32,6 +32,17 @@ class DeviceScope {
   bool changed_ = false;
 };
 
+// Bytes of shared memory that a device has, at most for one block and for one multiprocessor.
+struct SharedMemory {
+  std::int64_t of_block, of_multiprocessor;
+};
+inline SharedMemory shared_memory(int device) {
+  int block = 0, multiprocessor = 0;
+  check(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "cudaDeviceGetAttribute");
+  return {block, multiprocessor};
+}
+
 template <typename T>
 struct Exactly {
   using Type = T;
@@ -76,6 +87,28 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch
   if (status == cudaSuccess) return;  // the text below takes longer than a launch
   check(status,
         concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
+}
+
+// With shared memory of the size that the call gives.
+struct Grid {
+  unsigned blocks, threads;
+  int shared_bytes;  // beside the kernel's own
+};
+
+template <typename... Parameters>
+void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& launch, const Grid& grid,
+                 typename Exactly<Parameters>::Type... arguments) {
+  void* pointers[] = {static_cast<void*>(&arguments)...};
+  const auto function = reinterpret_cast<const void*>(kernel);
+  constexpr int kAlwaysAllowed = 48 << 10;
+  if (grid.shared_bytes > kAlwaysAllowed) {
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes),
+          concat("shared memory of ", name).c_str());
+  }
+  check(cudaLaunchKernel(function, dim3(grid.blocks), dim3(grid.threads), pointers, std::size_t(grid.shared_bytes),
+                         reinterpret_cast<cudaStream_t>(launch.stream)),
+        concat("launch of ", name, " with ", grid.blocks, " blocks of ", grid.threads, " threads on device ", launch.device)
+            .c_str());
 }
 
 }  // namespace upfold::cuda

@@ -56,6 +56,26 @@ struct DirectCall {
   }
 };
 
+struct FusedCall {
+  Problem problem;
+  int config, device;
+
+  void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+               std::uintptr_t stream) const {
+    const py::gil_scoped_release release;
+    upfold::cuda::fused({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
+                        config);
+  }
+};
+
+// (output channels, phases of height, phases of width, units, blocks of a multiprocessor) of each tile choice.
+py::list fused_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
+    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks));
+  return tiles;
+}
+
 // (result channels, positions) of each tile choice.
 py::list direct_tiles() {
   py::list tiles;
@@ -119,6 +139,14 @@ PYBIND11_MODULE(_cuda, m) {
       .def(py::init([](const Problem& problem, int config, int device) { return DirectCall{problem, config, device}; }),
            py::arg("problem"), py::arg("config"), py::arg("device"))
       .def("enqueue", &DirectCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
+  m.def("fused_tiles", &fused_tiles);
+  m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
+  m.def("fused_workspace_bytes", &upfold::cuda::fused_workspace_bytes, py::arg("device"), py::arg("problem"), py::arg("config"));
+  py::class_<FusedCall>(m, "FusedCall", py::module_local())
+      .def(py::init([](const Problem& problem, int config, int device) { return FusedCall{problem, config, device}; }),
+           py::arg("problem"), py::arg("config"), py::arg("device"))
+      .def("enqueue", &FusedCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 
 import torch
 
@@ -31,8 +31,14 @@ _GPU_FEW_CHANNELS = 64.0  # output channels of a group at which the direct kerne
 _GPU_DIRECT_TERM_SECONDS = 150e-9  # per product of one output, which follow one another
 
 
+# Of the fused method where kernel and stride are equal; elsewhere it was not measured to lead, and is not preferred.
+_GPU_FUSED_BYTES = 2.1e12  # a second
+_GPU_FUSED_FLOPS = {torch.float16: 220e12, torch.bfloat16: 220e12, torch.float32: 100e12}
+_GPU_FUSED_ODD = 2.0  # times as long on 16-bit maps of an odd number of pixels, which are copied one by one
+
+
 def predicted_seconds(name: str, problem: Problem, device: torch.device) -> float:
-    """Predict the time of a method (`gemm` or `direct`) in seconds, from the bytes it moves and the products it takes."""
+    """Predict the time of a method in seconds, from the bytes it moves and the products it takes; infinite: never preferred."""
     return _on_cpu(name, problem) if device.type == "cpu" else _on_gpu(name, problem)
 
 
@@ -65,8 +71,23 @@ def _on_gpu(name: str, problem: Problem) -> float:
         rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
         product = 2.0 * columns * depth / (rate * depth / (depth + _GPU_GEMM_HALF_DEPTH))
         return 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
+    if name == "fused":
+        return _fused_on_gpu(problem)
     channels = problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
     phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
     in_a_row = problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS
     return 2 * _GPU_LAUNCH_SECONDS + max(problem.flops / rate, problem.bytes / _GPU_BYTES, in_a_row)
+
+
+def _fused_on_gpu(problem: Problem) -> float:
+    """One launch, bound by memory or by the tensor cores."""
+    plain = all(dilation == 1 for dilation in problem.dilation) and not any(problem.padding)
+    sizes = zip(problem.kernel_size, problem.stride, problem.in_size, problem.out_size)
+    equal = plain and all(kernel == stride and size * stride == out for kernel, stride, size, out in sizes)
+    channels_last = problem.in_pixels > 1 and problem.x_strides[1] == 1 and problem.in_channels > 1
+    if not equal or channels_last or problem.w_strides[1] not in (0, problem.taps):
+        return inf
+    seconds = max(problem.flops / _GPU_FUSED_FLOPS[problem.dtype], problem.bytes / _GPU_FUSED_BYTES)
+    odd = problem.in_pixels % 2 == 1 and DTYPE_BYTES[problem.dtype] == 2
+    return 2 * _GPU_LAUNCH_SECONDS + seconds * (_GPU_FUSED_ODD if odd else 1.0)

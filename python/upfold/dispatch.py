@@ -17,12 +17,14 @@ import torch
 from .algorithms import REGISTRY, Algorithm
 from .cost import predicted_seconds
 from .geometry import InvalidArgument
-from .problem import Problem
+from .problem import Operator, Problem
 
 _DEFAULT_WORKSPACE_MB = {"cpu": 64.0}
 _DEFAULT_WORKSPACE_MB_GPU = 256.0
 # By name only: gemm_atomic gives other bits on every run, torch is the peer.
 _NEVER_CHOSEN = ("gemm_atomic", "torch")
+# Asked for by name, they leave the gradients to `auto`.
+_FORWARD_ONLY = ("fused",)
 # The algorithm that stands in where none of ours runs.
 FALLBACK = "torch"
 
@@ -182,6 +184,8 @@ def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -
     """
     if algorithm is not None and algorithm != "auto":
         check_name(algorithm)
+        if algorithm in _FORWARD_ONLY and problem.operator is not Operator.CONV_TRANSPOSE:
+            return _automatic(problem, device, fallback_allowed())
         refusal = REGISTRY[algorithm].reject(problem, device)
         if refusal is not None:
             raise InvalidArgument(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .base import Algorithm, Tensors
 from .direct import Direct
+from .fused import Fused
 from .gemm import Gemm
 from .gemm_atomic import GemmAtomic
 from .torch import Torch
 
 # In the order of their codes in operator schemas, which exported programs carry (dispatch.encode_algorithm).
-REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), GemmAtomic(), Direct(), Torch())}
+REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), GemmAtomic(), Direct(), Torch(), Fused())}
 
 __all__ = ["REGISTRY", "Algorithm", "Tensors"]

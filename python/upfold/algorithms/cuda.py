@@ -30,14 +30,16 @@ def missing(device: torch.device) -> str | None:
     return native.load_cuda()[1]
 
 
-def _module() -> Any:
-    module, reason = native.load_cuda()
-    if module is None:
+def module() -> Any:
+    """The CUDA module, or the error that says why there is none."""
+    loaded, reason = native.load_cuda()
+    if loaded is None:
         raise ImportError(reason)
-    return module
+    return loaded
 
 
-def _index(device: torch.device) -> int:
+def index(device: torch.device) -> int:
+    """The number of a CUDA device; that of the current one where it names none."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -54,15 +56,15 @@ def _pointers(tensors: Tensors, workspace: torch.Tensor | None) -> tuple[int, in
 
 @lru_cache(maxsize=4096)
 def _gemm_call(problem: Problem, device: int, config: int, atomic: bool) -> Any:
-    module = _module()
-    options = module.GemmOptions(
+    loaded = module()
+    options = loaded.GemmOptions(
         workspace_cap=problem.workspace_cap,
         chunk_bytes=_CACHED_BLOCK_BYTES if config == 1 else 0,
         allow_tf32=problem.allow_tf32,
         atomic=atomic,
         has_bias=problem.has_bias,
     )
-    return module.GemmCall(device, problem.cuda, options)
+    return loaded.GemmCall(device, problem.cuda, options)
 
 
 def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) -> str | None:
@@ -70,8 +72,8 @@ def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) ->
     reason = missing(device)
     if reason is not None:
         return reason
-    if not _module().info()["cublas_version"]:
-        return f"no cuBLAS was found: {_module().info()['cublas_reason']}"
+    if not module().info()["cublas_version"]:
+        return f"no cuBLAS was found: {module().info()['cublas_reason']}"
     if atomic and problem.operator is not Operator.CONV_TRANSPOSE:
         return "its adjoints have no columns to add up; gemm computes them"
     if gemm_workspace_bytes(problem, device, 0, atomic) < 0:
@@ -89,16 +91,16 @@ def gemm_configs() -> Sequence[int]:
 
 def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, atomic: bool = False) -> int:
     """Scratch of a call, in bytes, or -1 where the cap is too small. Also readies cuBLAS, so that no later call has to."""
-    module = _module()
+    loaded = module()
     if problem.batch:
-        module.gemm_prepare(_index(device))
-    needed: int = _gemm_call(problem, _index(device), config, atomic).workspace_bytes
+        loaded.gemm_prepare(index(device))
+    needed: int = _gemm_call(problem, index(device), config, atomic).workspace_bytes
     return needed
 
 
 def prepare_gemm(problem: Problem, config: int, device: torch.device, atomic: bool = False) -> Enqueue:
     """Bind the products and the column kernels to a problem, a block size and a device."""
-    run: Enqueue = _gemm_call(problem, _index(device), config, atomic).run
+    run: Enqueue = _gemm_call(problem, index(device), config, atomic).run
     return run
 
 
@@ -130,7 +132,7 @@ def direct_configs(problem: Problem, device: torch.device) -> Sequence[int]:
 
 @lru_cache(maxsize=4096)
 def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
-    module = _module()
+    loaded = module()
     costs = {}
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
         rows, columns = problem.in_channels_per_group, problem.out_channels_per_group * problem.taps
@@ -140,25 +142,25 @@ def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
         # The same without a split of the reduction, which takes no scratch: last.
         costs.update({len(_WEIGHT_TILES) + config: max(costs.values()) + cost for config, cost in list(costs.items())})
     else:
-        for config, (channels, positions) in enumerate(module.direct_tiles()):
-            if not module.direct_fits(problem.cuda, config):
+        for config, (channels, positions) in enumerate(loaded.direct_tiles()):
+            if not loaded.direct_fits(problem.cuda, config):
                 continue
-            blocks, steps = module.direct_work(problem.cuda, config)
+            blocks, steps = loaded.direct_work(problem.cuda, config)
             # A block alone on its multiprocessor waits for memory; two hide each other's waits.
             in_turn = max(-(-blocks // multiprocessors), _LONE_BLOCK)
             costs[config] = in_turn * channels * positions * (steps + _STORE_STEPS) / _TILE_EFFICIENCY[config]
-    fitting = [config for config in costs if module.direct_fits(problem.cuda, config)]
-    affordable = [c for c in fitting if module.direct_workspace_bytes(problem.cuda, c) <= problem.workspace_cap]
+    fitting = [config for config in costs if loaded.direct_fits(problem.cuda, config)]
+    affordable = [c for c in fitting if loaded.direct_workspace_bytes(problem.cuda, c) <= problem.workspace_cap]
     return tuple(sorted(affordable or fitting, key=lambda config: costs[config]))
 
 
 def direct_workspace_bytes(problem: Problem, config: int) -> int:
     """Scratch of a call, in bytes."""
-    needed: int = _module().direct_workspace_bytes(problem.cuda, config)
+    needed: int = module().direct_workspace_bytes(problem.cuda, config)
     return needed
 
 
 def prepare_direct(problem: Problem, config: int, device: torch.device) -> Enqueue:
     """Bind the kernels of `problem.operator` to a problem, a tile and a device."""
-    call: Enqueue = _module().DirectCall(problem.cuda, config, _index(device)).enqueue
+    call: Enqueue = module().DirectCall(problem.cuda, config, index(device)).enqueue
     return call

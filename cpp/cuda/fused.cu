@@ -1,0 +1,72 @@
+// The fused method: its choice of tiles, and its kernels for float32 rounded to TF32.
+#include "fused_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_FUSED(float)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include "fused_equal.h"
+#include "fused_plan.cuh"
+
+namespace upfold::cuda {
+
+// Compiled in sources of their own.
+extern template void run_fused<__half>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_fused<__nv_bfloat16>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+
+namespace {
+
+template <typename Tile>
+constexpr FusedTileSize size_of() {
+  return {Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks};
+}
+constexpr FusedTileSize kTiles[] = {
+#define UPFOLD_TILE(index, Value, ...) size_of<FusedTile<__VA_ARGS__>>(),
+    UPFOLD_FUSED_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+};
+constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
+
+// Those that the kernels are made for, with asynchronous copies beside them.
+bool has_tensor_cores(int device) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return major >= 8;
+}
+
+}  // namespace
+
+std::vector<FusedTileSize> fused_tiles() {
+  std::vector<FusedTileSize> tiles(kTiles, kTiles + kTileCount);
+  for (const EqualTileSize& tile : equal_tiles()) tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks});
+  return tiles;
+}
+
+bool fused_fits(int device, const Problem& p, int config) {
+  const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
+  if (p.op != Operator::kConvTranspose || !multiplied || !has_tensor_cores(device)) return false;
+  if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
+  return config >= 0 && (p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), 0).possible);
+}
+
+std::int64_t fused_workspace_bytes(int device, const Problem& p, int config) {
+  return p.batch == 0 || config >= kTileCount ? 0 : plan_fused(p, kTiles[config], shared_memory(device), 0).workspace_bytes;
+}
+
+void fused(const Launch& launch, const Problem& p, const FusedOperands& operands, int config) {
+  if (p.batch == 0) return;
+  require(fused_fits(launch.device, p, config), "config = ", config, "; it does not fit this problem");
+  const DeviceScope scope(launch.device);
+  if (config >= kTileCount) return fused_equal(launch, p, operands, config - kTileCount);
+  const auto x_address = std::int64_t(reinterpret_cast<std::uintptr_t>(operands.x));
+  const FusedPlan plan = plan_fused(p, kTiles[config], shared_memory(launch.device), x_address);
+  if (p.dtype == Dtype::kFloat32) return run_fused<float>(launch, plan, operands, config);
+  if (p.dtype == Dtype::kFloat16) return run_fused<__half>(launch, plan, operands, config);
+  run_fused<__nv_bfloat16>(launch, plan, operands, config);
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,65 @@
+// The fused method's tiles, and the launches of one of them: the weight is packed, then everything happens in one kernel, and a
+// split reduction ends in another. Each type of values is compiled in a source of its own.
+#pragma once
+
+#include "fused_kernel.cuh"
+
+// The tiles: kOc16, kPhasesH, kPhasesW, kWarpsM, kWarpsN, kN8, kVectors, kBlocks.
+#define UPFOLD_FUSED_TILES(DO, Value)  \
+  DO(0, Value, 1, 2, 2, 2, 4, 4, 4, 2) \
+  DO(1, Value, 2, 1, 2, 2, 4, 4, 4, 2) \
+  DO(2, Value, 4, 1, 1, 2, 4, 4, 4, 2) \
+  DO(3, Value, 4, 1, 1, 1, 8, 4, 4, 2) \
+  DO(4, Value, 2, 1, 1, 1, 8, 4, 4, 2) \
+  DO(5, Value, 1, 2, 2, 1, 8, 4, 4, 2) \
+  DO(6, Value, 1, 2, 2, 4, 1, 4, 4, 4)
+
+#define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
+  template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
+                                                                       const uint4*, const Value*, Value*, float4*);       \
+  template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
+                                                                              Value*);                                     \
+  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
+// In namespace upfold::cuda, once for each type.
+#define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
+
+#ifndef __CUDACC_RTC__
+#include "fused_plan.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+template <typename Value, typename Tile>
+void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
+  const auto lists = static_cast<ShiftList*>(operands.workspace);
+  const auto packed = reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.list_bytes);
+  const auto partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_end);
+  constexpr unsigned kPackThreads = 256;
+  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks, kPackThreads, plan.job,
+                static_cast<const Value*>(operands.w), lists, packed);
+  FusedJob job = plan.job;
+  // Outputs of neighbouring units, in the width phases of a set, are one vector of at most 16 bytes, or several.
+  constexpr std::int64_t kRun = std::int64_t(sizeof(Value)) * 2 * Tile::kPhasesW, kWide = kRun <= kWordBytes ? kRun : kWordBytes;
+  const auto address = std::int64_t(reinterpret_cast<std::uintptr_t>(operands.y));
+  const std::int64_t outer = job.y_n | job.y_axis[0] | job.y_axis[1], size = std::int64_t(sizeof(Value));
+  job.wide = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && ((outer | job.y_c) * size | address) % kWide == 0;
+  job.dense_y = job.y_c == 1 && ((outer | job.y_axis[2] | job.oc) * size | address) % kWordBytes == 0;
+  launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job,
+              static_cast<const Value*>(operands.x), static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed),
+              static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y), partial);
+  if (job.splits.value == 1) return;
+  launch_kernel("fused", fused_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * Tile::kN8, Tile::kThreads,
+                job, static_cast<const float4*>(partial), static_cast<const Value*>(operands.bias),
+                static_cast<Value*>(operands.y));
+}
+
+template <typename Value>
+void run_fused(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands, int config) {
+#define UPFOLD_RUN(index, Value, ...) \
+  if (config == index) return run_tile<Value, FusedTile<__VA_ARGS__>>(launch, plan, operands);
+  UPFOLD_FUSED_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+}
+
+}  // namespace upfold::cuda
+#endif

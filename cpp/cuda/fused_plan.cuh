@@ -1,0 +1,277 @@
+// The planner of the fused method; host code, for one source.
+#pragma once
+
+#include "fused_plan.h"
+
+#include <algorithm>
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of any size or count that the kernels keep in 32 bits
+constexpr std::int64_t kWeightStageBytes = 64 << 10;   // aim for one stage of the weights of all blocks of a multiprocessor
+constexpr std::int64_t kAimBlocks = 132;               // on each of as many multiprocessors, where the reduction can be split
+constexpr std::int64_t kLeastSplitChunks = 2;
+constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
+constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
+
+// Displacements of the taps of every phase, and the most taps that the phases of one set have together.
+struct Reach {
+  std::int64_t low, high, most_taps;
+};
+
+Reach reach_of(const Axis& a, std::int64_t set) {
+  Reach reach{kMost, -kMost, 0};
+  for (std::int64_t first = 0; first < a.stride; first += set) {
+    std::int64_t together = 0;
+    for (std::int64_t residue = first; residue < std::min(first + set, a.stride); ++residue) {
+      const PhaseTaps taps = phase_taps(a, (residue + a.pad) % a.stride);
+      if (taps.count == 0) continue;
+      const std::int64_t from = input_of(a, residue, taps.first);
+      reach.high = std::max(reach.high, from), reach.low = std::min(reach.low, from - (taps.count - 1) * taps.in_step);
+      together += taps.count;
+    }
+    reach.most_taps = std::max(reach.most_taps, together);
+  }
+  return reach.low > reach.high ? Reach{0, 0, 0} : reach;
+}
+
+AxisTaps<std::int32_t> taps_of(const Axis& a) {
+  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation), tap_step = a.stride / gcd, in_step = a.dilation / gcd;
+  const auto narrow = [](std::int64_t v) { return std::int32_t(v); };
+  return {0,
+          narrow(a.in),
+          0,
+          narrow(a.out),
+          narrow(a.kernel),
+          narrow(a.stride),
+          narrow(a.pad),
+          narrow(a.dilation),
+          narrow(gcd),
+          narrow(tap_step),
+          narrow(in_step),
+          narrow(inverse_modulo(in_step, tap_step))};
+}
+
+bool axis_fits(const Axis& a) {
+  if (a.stride > 46340 || std::max({a.in, a.out, a.kernel, a.pad, a.dilation}) > kMost) return false;
+  return a.in * a.stride + a.kernel * a.dilation + a.pad + a.out <= kMost;
+}
+
+int log2_ceil(std::int64_t v) {
+  int log = 0;
+  while ((std::int64_t(1) << log) < v) ++log;
+  return log;
+}
+
+class Planner {
+ public:
+  Planner(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t alignment)
+      : p_(p),
+        tile_(tile),
+        shared_(shared),
+        element_(element_bytes(p.dtype)),
+        alignment_(alignment),
+        axes_{axis_d(p), axis_h(p), axis_w(p)} {}
+
+  FusedPlan plan() {
+    plan_ = {};
+    plan_.possible = lay_out();
+    return plan_;
+  }
+
+ private:
+  bool lay_out() {
+    FusedJob& job = plan_.job;
+    const std::int64_t sets[3] = {1, tile_.phases_h, tile_.phases_w};
+    std::int64_t box = 1, slots = 1, set_count = 1;
+    Divisor* const set_divisors[3] = {&job.sets_d, &job.sets_h, &job.sets_w};
+    for (int i = 0; i < 3; ++i) {
+      if (!axis_fits(axes_[i])) return false;
+      const Reach reach = reach_of(axes_[i], sets[i]);
+      FusedAxis& axis = job.axis[i];
+      axis.taps = taps_of(axes_[i]);
+      axis.in = std::int32_t(axes_[i].in), axis.out = std::int32_t(axes_[i].out);
+      axis.low = std::int32_t(reach.low), axis.extent = std::int32_t(reach.high - reach.low + 1);
+      axis.units = make_divisor(ceil_div(axes_[i].out, axes_[i].stride));
+      *set_divisors[i] = make_divisor(ceil_div(std::min(axes_[i].stride, axes_[i].out), sets[i]));
+      box *= axis.extent, slots *= reach.most_taps, set_count *= set_divisors[i]->value;
+      if (box > kMostShifts || set_count > kMost) return false;
+    }
+    return channels(slots, set_count) && pixels() && counts(set_count);
+  }
+
+  bool channels(std::int64_t slots, std::int64_t set_count) {
+    FusedJob& job = plan_.job;
+    const std::int64_t chunk = tile_.vectors * kWordBytes / element_;
+    job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
+    job.batch = std::int32_t(p_.batch);
+    job.chunks = std::int32_t(ceil_div(job.ic, chunk));
+    job.oc_tiles = make_divisor(ceil_div(job.oc, tile_.channels));
+    const std::int64_t slot_bytes = std::int64_t(tile_.vectors) * tile_.channels * kWordBytes;
+    const std::int64_t phases = tile_.phases_h * tile_.phases_w;
+    const std::int64_t box = std::int64_t(job.axis[0].extent) * job.axis[1].extent * job.axis[2].extent;
+    job.most_slots = std::int32_t(slots);
+    std::int64_t shifts = box;
+    const std::int64_t stage_bytes = kWeightStageBytes / tile_.blocks;
+    if (slots * slot_bytes > stage_bytes) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
+    job.group_shifts = std::int32_t(shifts);
+    job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
+    plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
+    plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
+    plan_.shared_bytes = int(2 * job.stage_slots * slot_bytes);
+    return true;
+  }
+
+  // Rows (along the width) of a patch, and inputs of one.
+  std::int64_t rows_of(const int (&logs)[4]) const {
+    std::int64_t rows = std::int64_t(1) << logs[3];
+    for (int i = 0; i < 2; ++i) rows *= (std::int64_t(1) << logs[i]) + plan_.job.axis[i].extent - 1;
+    return rows;
+  }
+  std::int64_t width_of(const int (&logs)[4]) const { return (std::int64_t(1) << logs[2]) + plan_.job.axis[2].extent - 1; }
+
+  // x can be read 16 bytes of channels at a time.
+  bool is_dense() const {
+    const std::int64_t vector = kWordBytes / element_;
+    const std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.w | plan_.job.ic;
+    return p_.x.c == 1 && steps % vector == 0 && alignment_ % kWordBytes == 0;
+  }
+
+  // Bytes of the widest aligned copies that make up the rows of every patch whose width is 1 << width_log units.
+  int grain_of(int width_log, std::int64_t alignment) const {
+    if (p_.in_w > 1 && p_.x.w != 1) return int(element_);
+    std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
+    if ((std::int64_t(1) << width_log) < plan_.job.axis[2].units.value) steps |= std::int64_t(1) << width_log;
+    const std::int64_t bytes = steps * element_ | alignment | kWordBytes;
+    return int(bytes & -bytes);
+  }
+
+  // How raw x lies in shared memory; patches of `rows` rows of `width` inputs.
+  FusedRaw raw_of(std::int64_t rows, std::int64_t width, int grain) const {
+    FusedRaw raw = {};
+    raw.dense = is_dense();
+    const bool flat = plan_.job.flat;
+    if (raw.dense) {
+      raw.grain = kWordBytes, raw.columns = std::int32_t(rows * width);
+      raw.row_columns = make_divisor(width), raw.row_groups = make_divisor(1);
+      raw.pitch = std::int32_t(ceil_div(rows * width, 8) * 8 * kWordBytes);
+      return raw;
+    }
+    raw.grain = flat ? int(element_) : grain;
+    const std::int64_t elements = raw.grain / element_, low = plan_.job.axis[2].low;
+    raw.skew = std::int32_t(low - floor_div(low, elements) * elements);
+    const std::int64_t row_columns = ceil_div(raw.skew + width, elements), span = ceil_div(row_columns * elements, 8) * 8;
+    raw.columns = std::int32_t(rows * row_columns), raw.span = std::int32_t(span);
+    raw.row_columns = make_divisor(row_columns);
+    const std::int64_t group = element_ == 2 ? 8 : 1;
+    raw.row_groups = make_divisor(span / group), raw.groups = std::int32_t(rows * span / group);
+    // Eight channels of 16 bytes each lie in different banks where their distance is an odd number of 16 bytes.
+    raw.pitch = std::int32_t((rows * span * element_ / kWordBytes | 1) * kWordBytes);
+    return raw;
+  }
+
+  // Shared memory for raw x, its columns, and the patch.
+  std::int64_t input_bytes(const FusedRaw& raw, std::int64_t pixels) const {
+    const std::int64_t channels = tile_.vectors * (raw.dense ? 1 : kWordBytes / element_);
+    return raw.columns * std::int64_t(sizeof(RawColumn)) + channels * raw.pitch +
+           tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes;
+  }
+
+  // Units of a tile on each axis, and samples: the least work that is paid for and not needed.
+  bool choose_tile(std::int64_t limit, int (&best)[4]) const {
+    const int all = log2_ceil(tile_.units);
+    int most[3];
+    for (int i = 0; i < 3; ++i) most[i] = log2_ceil(plan_.job.axis[i].units.value);
+    double least = 0;
+    bool found = false;
+    for (int w = 0; w <= std::min(all, most[2]); ++w) {
+      for (int h = 0; h <= std::min(all - w, most[1]); ++h) {
+        for (int d = 0; d <= std::min(all - w - h, most[0]); ++d) {
+          const int logs[4] = {d, h, w, all - w - h - d};
+          const std::int64_t rows = rows_of(logs), row = width_of(logs);
+          if (rows * row > kMostPatch) continue;
+          const FusedRaw raw = raw_of(rows, row, grain_of(w, 0));
+          if (plan_.shared_bytes + input_bytes(raw, rows * row) > limit) continue;
+          double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
+          for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
+          // Copies into shared memory cost by their number, and about as much as the products of as many units.
+          const double copies = double(raw.columns) * (raw.dense ? tile_.vectors : tile_.vectors * kWordBytes / double(element_));
+          const double cost = tiles * (double(tile_.units) + 0.15 * copies + 0.25 * double(rows * row));
+          if (!found || cost < least) least = cost, found = true, std::copy(logs, logs + 4, best);
+        }
+      }
+    }
+    return found;
+  }
+
+  bool pixels() {
+    FusedJob& job = plan_.job;
+    job.units = p_.batch;
+    job.flat = true;
+    for (FusedAxis& axis : job.axis) {
+      job.units *= axis.units.value;
+      job.flat = job.flat && axis.extent == 1;
+    }
+    if (job.units > kMost) return false;
+    int logs[4] = {0, 0, 0, 0};
+    // As many blocks of a multiprocessor as the kernel was made for, or else one.
+    const std::int64_t most = shared_.of_block - kFixedBytes, shared = shared_.of_multiprocessor / tile_.blocks - kFixedBytes;
+    if (!job.flat && !choose_tile(std::min(most, shared), logs) && !choose_tile(most, logs)) return false;
+    for (int i = 0; i < 3; ++i) {
+      FusedAxis& axis = job.axis[i];
+      axis.tile_log = logs[i], axis.tile = 1 << logs[i];
+      axis.tiles = make_divisor(job.flat ? 1 : ceil_div(axis.units.value, axis.tile));
+      axis.patch = make_divisor(axis.tile + axis.extent - 1);
+    }
+    job.tile_n = 1 << logs[3];
+    std::int64_t tiles = ceil_div(p_.batch, job.tile_n);
+    for (const FusedAxis& axis : job.axis) tiles *= axis.tiles.value;
+    if (job.flat) tiles = ceil_div(job.units, tile_.units);
+    job.pixel_tiles = make_divisor(tiles);
+    const std::int64_t rows = job.flat ? 1 : rows_of(logs), width = job.flat ? tile_.units : width_of(logs);
+    job.patch_pixels = std::int32_t(rows * width), job.patch_pitch = std::int32_t(ceil_div(rows * width, 8) * 8);
+    job.raw = raw_of(rows, width, grain_of(logs[2], alignment_));
+    plan_.shared_bytes += int(input_bytes(job.raw, rows * width));
+    return true;
+  }
+
+  bool counts(std::int64_t set_count) {
+    FusedJob& job = plan_.job;
+    job.x_n = p_.x.n, job.x_c = p_.x.c, job.y_n = p_.y.n, job.y_c = p_.y.c, job.w_ic = p_.w.n, job.w_oc = p_.w.c;
+    const Strides* const strides[3] = {&p_.x, &p_.y, &p_.w};
+    std::int64_t* const axes[3] = {job.x_axis, job.y_axis, job.w_axis};
+    for (int i = 0; i < 3; ++i) axes[i][0] = strides[i]->d, axes[i][1] = strides[i]->h, axes[i][2] = strides[i]->w;
+    job.activation = p_.activation, job.slope = p_.activation_slope;
+    const std::int64_t fixed = p_.groups * set_count * job.oc_tiles.value;
+    if (fixed > kMost || fixed * job.pixel_tiles.value > kMost || fixed * job.chunks * tile_.vectors > kMost) return false;
+    const std::int64_t blocks = fixed * job.pixel_tiles.value;
+    // A constant aim: the sums are the same on every device.
+    const std::int64_t wanted = std::min(kAimBlocks * tile_.blocks / blocks, job.chunks / kLeastSplitChunks);
+    job.split_chunks = std::int32_t(wanted > 1 ? ceil_div(job.chunks, wanted) : job.chunks);
+    job.splits = make_divisor(ceil_div(job.chunks, job.split_chunks));
+    plan_.packed_end = plan_.workspace_bytes;
+    if (job.splits.value > 1) {
+      const std::int64_t sums = std::int64_t(tile_.channels) * tile_.phases_h * tile_.phases_w * tile_.units;
+      plan_.workspace_bytes += blocks * job.splits.value * sums * std::int64_t(sizeof(float));
+    }
+    plan_.blocks = unsigned(blocks * job.splits.value), plan_.pack_blocks = unsigned(fixed * job.chunks * tile_.vectors);
+    return plan_.shared_bytes <= shared_.of_block - kFixedBytes;
+  }
+
+  const Problem& p_;
+  const FusedTileSize& tile_;
+  const SharedMemory shared_;
+  const std::int64_t element_, alignment_;
+  Axis axes_[3];
+  FusedPlan plan_;
+};
+
+}  // namespace
+
+// A pure function of its arguments; `x_address` is where x lies: 0 for any aligned one.
+inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t x_address) {
+  return Planner(p, tile, shared, x_address).plan();
+}
+
+}  // namespace upfold::cuda

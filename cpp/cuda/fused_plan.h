@@ -1,0 +1,19 @@
+// How the fused method cuts a problem into blocks.
+#pragma once
+
+#include "api.h"
+#include "fused.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct FusedPlan {
+  bool possible;  // false: a count does not fit; nothing else holds then
+  FusedJob job;
+  unsigned blocks, pack_blocks;
+  int shared_bytes;
+  // Of the lists of shifts; of them and the packed weight; of these and the partial sums of a split reduction.
+  std::int64_t list_bytes, packed_end, workspace_bytes;
+};
+
+}  // namespace upfold::cuda

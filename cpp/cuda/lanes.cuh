@@ -1,0 +1,31 @@
+// What lanes of a warp exchange and store as whole words.
+#pragma once
+
+#ifndef __CUDACC_RTC__
+#include <cstring>
+#endif
+
+#include "values.cuh"
+
+namespace upfold::cuda {
+
+template <typename Value>
+UPFOLD_DEVICE std::uint32_t pair_of(float low, float high) {
+  const Value pair[2] = {Narrow<Value>::from(low), Narrow<Value>::from(high)};
+  std::uint32_t word;
+  memcpy(&word, pair, 4);
+  return word;
+}
+
+UPFOLD_DEVICE std::uint32_t exchange(std::uint32_t word, int lanes) { return __shfl_xor_sync(0xffffffffu, word, lanes); }
+
+// Stores kBytes of `words`, aligned to them.
+template <int kBytes>
+UPFOLD_DEVICE void store_words(void* to, const std::uint32_t* words) {
+  if constexpr (kBytes == 2) *static_cast<std::uint16_t*>(to) = std::uint16_t(*words);
+  if constexpr (kBytes == 4) *static_cast<std::uint32_t*>(to) = *words;
+  if constexpr (kBytes == 8) *static_cast<uint2*>(to) = {words[0], words[1]};
+  if constexpr (kBytes == 16) *static_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+}
+
+}  // namespace upfold::cuda
