@@ -34,7 +34,6 @@ inline std::int64_t sum_bytes(Dtype dtype) { return element_bytes(dtype) < 4 ? 4
 struct Launch {
   std::int32_t device;
   std::uintptr_t stream;
-  bool early = false;  // the kernel may be brought up while what it depends on still runs, and waits for that itself
 };
 
 // y[n, oc, out] = activation(sum of the columns that reach it + bias[oc]), in gather form: each output has one writer and sums

@@ -207,7 +207,6 @@ __global__ void __launch_bounds__(kRowThreads)
     run.count = output.count < length ? output.count : length;
     run.offset = output.offset + (job.oc_begin + channel) * job.y_c;
   }
-  wait_for_predecessor();
   float sums[kItems * kRun] = {};
   gather_units<kItems, kPairs, kPhases>(job, rd, rh, phase, units, sums);
 #pragma unroll
@@ -234,7 +233,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const std::uint32_t position = rest * 32 + std::uint32_t(lane);
   const Place place = place_of(job, position);
   const Output output = output_of_place(job, place, rd, rh, phase, position);
-  wait_for_predecessor();
   if (output.count > 0) {
     Unit<Column> units[kItems];
 #pragma unroll

@@ -115,7 +115,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const std::int32_t phase = std::int32_t(take(job.chunks, rest)) * kPhases;
   const std::uint32_t oh = take(job.h.out_count, rest), od = take(job.d.out_count, rest), oc = take(job.channel_rows, rest);
   const Column* const source = columns + rest * job.sample_stride + oc * job.channel_stride;
-  wait_for_predecessor();
   float sums[kItems * kPairs * kPhases] = {};
   gather_units<kItems, kPairs, kPhases>(job, unit_rows<kPhases>(job, od, oh, phase, unit), source, sums);
   const std::int64_t channel = job.oc_begin + oc;

@@ -299,11 +299,9 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
       const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
     }
-    Launch in_order = launch;
-    in_order.early = false;  // this kernel does not wait
     const auto run = [&](auto index) {
       using Index = decltype(index);
-      launch_kernel("col2im", col2im_kernel<Value, Column, Index>, in_order, blocks_for(total), kThreads,
+      launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
                     make_job<Index>(p, block, total), static_cast<const Column*>(columns), static_cast<const Value*>(bias),
                     static_cast<Value*>(y));
     };

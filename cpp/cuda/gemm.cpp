@@ -120,9 +120,7 @@ class Call {
     if (options_.atomic) {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
     } else {
-      Launch after_product = launch_;
-      after_product.early = block.pixels > 0;
-      col2im(after_product, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+      col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
     }
   }
 

@@ -48,42 +48,13 @@ struct Exactly {
   using Type = T;
 };
 
-// Whether a kernel that waits for its predecessor itself may be brought up beside it: from sm_90 on, and in captures too from
-// this driver on.
-inline bool starts_early(int device) {
-  static const bool known = [] {
-    int driver = 0;
-    return CUDART_VERSION >= 12040 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12040;
-  }();
-  int major = 0;
-  return known && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
-}
-
-inline cudaError_t launch_early(const void* kernel, const Launch& launch, unsigned blocks, unsigned threads, void** arguments) {
-#if CUDART_VERSION >= 12040
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(threads);
-  config.stream = reinterpret_cast<cudaStream_t>(launch.stream);
-  config.attrs = &early, config.numAttrs = 1;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
-#else
-  return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, reinterpret_cast<cudaStream_t>(launch.stream));
-#endif
-}
-
 // A status of this launch alone: cudaGetLastError would also report, and swallow, an earlier failure of somebody else's.
 template <typename... Parameters>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
                    typename Exactly<Parameters>::Type... arguments) {
   void* pointers[] = {static_cast<void*>(&arguments)...};
-  const void* const function = reinterpret_cast<const void*>(kernel);
-  const cudaError_t status =
-      launch.early && starts_early(launch.device)
-          ? launch_early(function, launch, blocks, threads, pointers)
-          : cudaLaunchKernel(function, dim3(blocks), dim3(threads), pointers, 0, reinterpret_cast<cudaStream_t>(launch.stream));
+  const cudaError_t status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
+                                              reinterpret_cast<cudaStream_t>(launch.stream));
   if (status == cudaSuccess) return;  // the text below takes longer than a launch
   check(status,
         concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());

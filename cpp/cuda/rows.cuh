@@ -67,13 +67,6 @@ struct alignas(kCount * sizeof(Value)) Pack {
   Value v[kCount];
 };
 
-// A kernel that is launched early calls this before it touches memory; a no-op in others.
-UPFOLD_DEVICE void wait_for_predecessor() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(__CUDACC_RTC__)
-  cudaGridDependencySynchronize();
-#endif
-}
-
 #ifndef __CUDACC_RTC__
 struct Launch;
 
