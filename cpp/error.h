@@ -1,9 +1,9 @@
 // Failures in the compiled core are exceptions whose text carries the values; pybind11 turns them into Python exceptions.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace upfold {
 
@@ -13,12 +13,20 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// Of each source file its own: one source is compiled for several instruction sets, and the linker would keep any one copy.
+// Without streams: they are slow to set up, and text is made beside launches. Each source file has its own copy: one source is
+// compiled for several instruction sets, and the linker would keep any one.
 template <typename... Parts>
 static std::string concat(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  const auto append = [&text](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(part)>>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (append(parts), ...);
+  return text;
 }
 
 template <typename... Parts>

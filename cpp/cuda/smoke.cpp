@@ -258,11 +258,6 @@ void run_one(Random& random, bool with_gemm, Tally& tally) {
       compare("direct", p, has_bias, random, direct_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
     }
-    for (int config = 0; op == Operator::kConvTranspose && config < int(fused_tiles().size()); ++config) {
-      if (!fused_fits(0, p, config)) continue;
-      compare("fused", p, has_bias, random, fused_workspace_bytes(0, p, config), tally,
-              [&](void* x, void* w, void* b, void* y, void* space) { fused(launch, p, {x, w, b, y, space}, config); });
-    }
     if (!with_gemm) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;
