@@ -24,7 +24,9 @@ DTYPES = (*REAL_DTYPES, torch.complex64, torch.complex128)
 # Integers up to this size have no rounding error in the type.
 LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.complex64: 2**24}
 # gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); `torch` is the peer to fall back on, not a method of ours.
-ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch"))
+ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
+# fused has no gradients of its own, and runs on a GPU only.
+FORWARD_ALGORITHMS = (*ALGORITHMS, "fused")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

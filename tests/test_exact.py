@@ -14,6 +14,7 @@ import torch
 import upfold
 from oracle import (
     DTYPES,
+    FORWARD_ALGORITHMS,
     assert_exact,
     dtype_name,
     exact_like,
@@ -41,7 +42,7 @@ def _cast(tensor, dtype, device):
     return None if tensor is None else tensor.to(device=device, dtype=dtype)
 
 
-@grid(cases.CASES, DTYPES)
+@grid(cases.CASES, DTYPES, FORWARD_ALGORITHMS)
 def test_forward(algorithm, case, dtype, device):
     case = case.scaled(LIMITS[dtype])
     operands, want = _forward_case(case, dtype.is_complex)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gpu import missing
-from oracle import ALGORITHMS, assert_exact, grid, ours, reference, skip_if_refused
+from oracle import FORWARD_ALGORITHMS, assert_exact, grid, ours, reference, skip_if_refused
 from upfold import cases
 
 reason = missing()
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 SMOKE = cases.by_tier("smoke")
 
 
-@grid(SMOKE, (torch.float32, torch.bfloat16))
+@grid(SMOKE, (torch.float32, torch.bfloat16), FORWARD_ALGORITHMS)
 def test_graph_capture(algorithm, case, dtype, device):
     """A captured call replays on new inputs: no allocation, synchronisation or host value is baked in."""
     x, w, b = case.tensors(dtype, device, exact=True)
@@ -39,7 +39,7 @@ def test_graph_capture(algorithm, case, dtype, device):
         assert_exact(y, reference((x, w, b), case.geometry))
 
 
-@grid(SMOKE, (torch.float32,))
+@grid(SMOKE, (torch.float32,), FORWARD_ALGORITHMS)
 def test_side_stream(algorithm, case, dtype, device):
     """A call runs on the current stream: it waits for what that stream computed before, and only for that."""
     x, w, b = case.tensors(dtype, device, exact=True)
@@ -56,7 +56,7 @@ def test_side_stream(algorithm, case, dtype, device):
     assert_exact(y, want)
 
 
-@grid(SMOKE, (torch.float32,))
+@grid(SMOKE, (torch.float32,), FORWARD_ALGORITHMS)
 def test_second_gpu(algorithm, case, dtype, device):
     """Operands on another GPU than the current one; the current one stays what it was."""
     if torch.cuda.device_count() < 2:
@@ -71,7 +71,7 @@ def test_second_gpu(algorithm, case, dtype, device):
     assert_exact(y, reference(operands, case.geometry))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", FORWARD_ALGORITHMS)
 def test_more_elements_than_32_bits_count(algorithm, device):
     case = cases.find("output-over-2^31")
     needed = 2 * case.bytes(torch.bfloat16)

@@ -1,0 +1,67 @@
+"""Every tile choice of the fused method on a GPU, against torch in float64; its gradients are left to `auto`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import upfold
+from gpu import missing
+from oracle import assert_exact, describe, geometry_arguments, ours, reference
+from upfold import cases
+from upfold.algorithms import REGISTRY
+from upfold.dispatch import use_config
+from upfold.problem import Operator
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+FUSED = REGISTRY["fused"]
+# Cut to a size that the reference computes in no time.
+LIMIT = 0.02
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+@pytest.mark.parametrize("case", cases.by_tier("smoke", "seeds", "decoders", "irregular"), ids=lambda case: case.name)
+def test_every_tile_is_exact(case, dtype, last, device):
+    case = case.scaled(LIMIT)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    if last:
+        if x.dim() not in CHANNELS_LAST:
+            pytest.skip("torch has no channels_last for one axis")
+        x = x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+    problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+    refusal = FUSED.reject(problem, device)
+    if refusal is not None:
+        pytest.skip(refusal)
+    want = reference((x, w, b), case.geometry)
+    for config in FUSED.configs(problem, device):
+        if FUSED.workspace_bytes(problem, config, device) > problem.workspace_cap:
+            continue
+        with use_config(config):
+            assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+
+
+def test_gradients_are_left_to_auto(device):
+    """The adjoints of a layer that asks for fused run by another method, and give what `auto` gives."""
+    x, w, b = (tensor.requires_grad_() for tensor in cases.find("k2s2").tensors(torch.float32, device, exact=True))
+    geometry = cases.find("k2s2").geometry
+    problem = describe(x, w, b, tuple(geometry_arguments(geometry).values()))
+    assert FUSED.reject(dataclasses.replace(problem, operator=Operator.CONV), device)
+    with upfold.use(algorithm="fused"):
+        got = torch.autograd.grad(ours((x, w, b), geometry).sum(), (x, w, b))
+    want = torch.autograd.grad(ours((x, w, b), geometry).sum(), (x, w, b))
+    assert all(torch.equal(g, v) for g, v in zip(got, want))
