@@ -25,8 +25,8 @@ DTYPES = (*REAL_DTYPES, torch.complex64, torch.complex128)
 LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.complex64: 2**24}
 # gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); `torch` is the peer to fall back on, not a method of ours.
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
-# fused has no gradients of its own, and runs on a GPU only.
-FORWARD_ALGORITHMS = (*ALGORITHMS, "fused")
+# fused has no gradients of its own, runs on a GPU only, and is there for those who ask for it (UPFOLD_EXPERIMENTAL=fused).
+FORWARD_ALGORITHMS = (*ALGORITHMS, *(name for name in upfold.algorithms() if name == "fused"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -18,6 +18,8 @@ from upfold.problem import Operator
 reason = missing()
 if reason is not None:
     pytest.skip(reason, allow_module_level=True)
+if "fused" not in REGISTRY:
+    pytest.skip("fused is there with UPFOLD_EXPERIMENTAL=fused", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 FUSED = REGISTRY["fused"]
