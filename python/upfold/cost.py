@@ -6,7 +6,7 @@ from math import inf, prod
 
 import torch
 
-from .problem import DTYPE_BYTES, Problem
+from .problem import DTYPE_BYTES, Operator, Problem
 
 # For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine
 # measured on 50 layers and three operators. They are no rates of that machine; only their proportions matter.
@@ -26,9 +26,14 @@ _GPU_BYTES = 4e12  # a second
 _GPU_GEMM_FLOPS = {torch.float16: 500e12, torch.bfloat16: 500e12, torch.float32: 40e12, torch.float64: 40e12}
 _GPU_GEMM_TF32_FLOPS = 250e12
 _GPU_GEMM_HALF_DEPTH = 64.0  # input channels of a group at which the product reaches half of that
-_GPU_DIRECT_FLOPS = 20e12
-_GPU_FEW_CHANNELS = 64.0  # output channels of a group at which the direct kernel reaches half of that
-_GPU_DIRECT_TERM_SECONDS = 150e-9  # per product of one output, which follow one another
+# Of the direct kernel, fitted so that the choice agrees with that file over 235 layers and gradients (1 % from the better method
+# in geometric mean; 3 to 6 % on layers left out of the fit): its proportions matter, these are no rates.
+_GPU_DIRECT_CALL_SECONDS = 46e-6
+_GPU_DIRECT_FLOPS = 22e12
+_GPU_DIRECT_BYTES = 0.6e12  # a second
+_GPU_FEW_CHANNELS = 20.0  # result channels of a group at which it reaches half of its rate
+_GPU_DIRECT_TERM_SECONDS = 30e-9  # per product of one output, which follow one another
+_GPU_DIRECT_FACTOR = {Operator.CONV_TRANSPOSE: 1.0, Operator.CONV: 0.63, Operator.CONV_TRANSPOSE_WEIGHT: 1.3}
 
 
 # Of the fused method where kernel and stride are equal; elsewhere it was not measured to lead, and is not preferred.
@@ -73,11 +78,13 @@ def _on_gpu(name: str, problem: Problem) -> float:
         return 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
     if name == "fused":
         return _fused_on_gpu(problem)
-    channels = problem.out_channels_per_group
+    adjoint = problem.operator is Operator.CONV
+    channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
     phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
     in_a_row = problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS
-    return 2 * _GPU_LAUNCH_SECONDS + max(problem.flops / rate, problem.bytes / _GPU_BYTES, in_a_row)
+    work = max(problem.flops / rate, problem.bytes / _GPU_DIRECT_BYTES, in_a_row)
+    return _GPU_DIRECT_FACTOR[problem.operator] * (_GPU_DIRECT_CALL_SECONDS + work)
 
 
 def _fused_on_gpu(problem: Problem) -> float:

@@ -7,8 +7,7 @@ With ``columns`` of shape (out_channels * taps, input pixels) per sample:
     conv_transpose_weight   columns = im2col(y);        w = sum over samples of x columns^T
 
 Blocks of columns (`blocks.py`) live in the workspace. A block of several samples puts them side by side, so that small maps
-still make
-one large product. 16-bit problems use float32 throughout and round once, at the end.
+still make one large product. 16-bit problems use float32 throughout and round once, at the end.
 """
 
 from __future__ import annotations
