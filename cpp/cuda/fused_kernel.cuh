@@ -33,7 +33,12 @@ UPFOLD_DEVICE std::uint32_t word_of(const __half* v) {
   return std::uint32_t(__half_as_ushort(v[0])) | std::uint32_t(__half_as_ushort(v[1])) << 16;
 }
 UPFOLD_DEVICE std::uint32_t word_of(const __nv_bfloat16* v) {
+#if __CUDA_ARCH__ >= 800
   return std::uint32_t(__bfloat16_as_ushort(v[0])) | std::uint32_t(__bfloat16_as_ushort(v[1])) << 16;
+#else  // older toolkits name the conversion for these devices only, and no other device runs this kernel
+  (void)v;
+  return 0;
+#endif
 }
 UPFOLD_DEVICE std::uint32_t word_of(const float* v) { return to_tf32(*v); }
 
