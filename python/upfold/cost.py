@@ -22,7 +22,7 @@ _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out
 # Fitted in the same way to `benchmarks/results/nvidia-h200.json` (forward, float32 with TF32 and bfloat16).
 _GPU_LAUNCH_SECONDS = 3e-6
 _GPU_BYTES = 4e12  # a second
-# Multiply-adds counted as two operations a second: of a matrix product, by type, and of the direct kernel's CUDA cores.
+# Multiply-adds counted as two operations a second: of a matrix product, by type.
 _GPU_GEMM_FLOPS = {torch.float16: 500e12, torch.bfloat16: 500e12, torch.float32: 40e12, torch.float64: 40e12}
 _GPU_GEMM_TF32_FLOPS = 250e12
 _GPU_GEMM_HALF_DEPTH = 64.0  # input channels of a group at which the product reaches half of that
@@ -34,8 +34,6 @@ _GPU_DIRECT_BYTES = 0.6e12  # a second
 _GPU_FEW_CHANNELS = 20.0  # result channels of a group at which it reaches half of its rate
 _GPU_DIRECT_TERM_SECONDS = 30e-9  # per product of one output, which follow one another
 _GPU_DIRECT_FACTOR = {Operator.CONV_TRANSPOSE: 1.0, Operator.CONV: 0.63, Operator.CONV_TRANSPOSE_WEIGHT: 1.3}
-
-
 # Of the fused method where kernel and stride are equal; elsewhere it was not measured to lead, and is not preferred.
 _GPU_FUSED_BYTES = 2.1e12  # a second
 _GPU_FUSED_FLOPS = {torch.float16: 220e12, torch.bfloat16: 220e12, torch.float32: 100e12}

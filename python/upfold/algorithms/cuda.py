@@ -10,7 +10,7 @@ import torch
 
 from .. import native
 from ..problem import Operator, Problem
-from .base import Enqueue, Tensors
+from .base import Enqueue
 
 # Blocks of columns that stay in the second-level cache of a large device between the product and col2im.
 _CACHED_BLOCK_BYTES = 24 << 20
@@ -41,17 +41,6 @@ def module() -> Any:
 def index(device: torch.device) -> int:
     """The number of a CUDA device; that of the current one where it names none."""
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _pointers(tensors: Tensors, workspace: torch.Tensor | None) -> tuple[int, int, int, int, int]:
-    x, w, bias, y = tensors
-    return (
-        x.data_ptr(),
-        w.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        0 if workspace is None else workspace.data_ptr(),
-    )
 
 
 @lru_cache(maxsize=4096)
@@ -102,13 +91,6 @@ def prepare_gemm(problem: Problem, config: int, device: torch.device, atomic: bo
     """Bind the products and the column kernels to a problem, a block size and a device."""
     run: Enqueue = _gemm_call(problem, index(device), config, atomic).run
     return run
-
-
-def run_gemm(
-    problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int, atomic: bool = False
-) -> None:
-    """Enqueue the products and the column kernels."""
-    _gemm_call(problem, tensors.x.get_device(), config, atomic).run(*_pointers(tensors, workspace), stream)
 
 
 def reject_direct(problem: Problem, device: torch.device) -> str | None:

@@ -13,8 +13,6 @@ from .base import Enqueue, Tensors, enqueue_tensors
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
 _LEAST_CAPABILITY = (8, 0)
-# Fewer channels than this in a group leave most of a tensor core's tile empty.
-_LEAST_CHANNELS = 16
 
 
 class Fused:
@@ -23,7 +21,7 @@ class Fused:
     name = "fused"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices without tensor cores, the adjoints, other dtypes, full float32, and small groups."""
+        """Refuse devices without tensor cores, the adjoints, other dtypes, full float32, and caps below the packed weight."""
         reason = cuda.missing(device)
         if reason is not None:
             return reason

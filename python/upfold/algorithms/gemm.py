@@ -23,7 +23,7 @@ import torch
 from .. import native
 from ..problem import DTYPE_BYTES, DTYPE_CODES, Operator, Problem, contiguous_strides
 from . import cuda
-from .base import Enqueue, Tensors
+from .base import Enqueue, Tensors, enqueue_tensors
 from .blocks import (
     CPU_BLOCK_BYTES,
     Blocking,
@@ -179,7 +179,7 @@ class Gemm:
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""
         if tensors.x.is_cuda:
-            cuda.run_gemm(problem, tensors, config, workspace, stream)
+            enqueue_tensors(cuda.prepare_gemm(problem, config, tensors.x.device), tensors, workspace, stream)
             return
         if workspace is None:  # every tap of every input falls into the padding: no columns to hold
             workspace = torch.empty(0, dtype=torch.uint8)

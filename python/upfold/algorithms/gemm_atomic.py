@@ -11,7 +11,7 @@ import torch
 
 from ..problem import Problem
 from . import cuda
-from .base import Enqueue, Tensors
+from .base import Enqueue, Tensors, enqueue_tensors
 
 
 class GemmAtomic:
@@ -39,4 +39,4 @@ class GemmAtomic:
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the products and the scatter-adds."""
-        cuda.run_gemm(problem, tensors, config, workspace, stream, atomic=True)
+        enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
