@@ -42,6 +42,14 @@ struct Launch {
 void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
             const void* bias, void* y);
 
+// The rows of columns in any order: elements between the rows of neighbouring channels, and of neighbouring taps on each axis.
+struct ColumnStrides {
+  std::int64_t channel, tap_d, tap_h, tap_w;
+};
+ColumnStrides dense_strides(const Problem& p, const ColumnBlock& block);  // the order that ColumnBlock describes
+void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, const ColumnStrides& strides, Dtype column_dtype,
+            const void* columns, const void* bias, void* y);
+
 // columns = the patches of y (0 where a tap falls outside), the adjoint of col2im; fills the whole block.
 void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns);
 

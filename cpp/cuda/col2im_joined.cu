@@ -36,7 +36,7 @@ UPFOLD_DEVICE void gather_units(const RowsJob& job, std::uint32_t rd, std::uint3
                             std::uint32_t(units[item].h + ih) < job.h.in_count.value;
         limits[item] = inside ? std::uint32_t(in_w) : 0;
       }
-      const std::int64_t row = std::int64_t((kd * job.h.kernel + kh) * job.w.kernel) * job.row_stride + (id * in_h + ih) * in_w;
+      const std::int64_t row = kd * job.tap_d + kh * job.tap_h + (id * in_h + ih) * in_w;
       std::int32_t step = 0, back = 0;
 #pragma unroll(kItems* kPairs* kPhases > 4 ? 1 : 2)
       for (std::int32_t tap = 0; tap < job.w.most_taps; ++tap, step += job.w.tap_step, back += job.w.in_step) {
@@ -47,7 +47,7 @@ UPFOLD_DEVICE void gather_units(const RowsJob& job, std::uint32_t rd, std::uint3
           const std::int32_t kw = (exists ? job.w.first_tap[phase + r] : job.w.kernel) + step;
           const std::int32_t iw = (exists ? job.w.first_in[phase + r] : 0) - back;
           const bool is_tap = kw < job.w.kernel;
-          const std::int64_t at = row + kw * job.row_stride + iw;
+          const std::int64_t at = row + kw * job.tap_w + iw;
 #pragma unroll
           for (int item = 0; item < kItems; ++item) {
 #pragma unroll

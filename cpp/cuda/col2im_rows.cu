@@ -42,7 +42,7 @@ UPFOLD_DEVICE void gather_units(const RowsJob& job, const UnitRows<kPhases>& row
     std::int32_t ih = rows.ih;
     for (std::int32_t kh = rows.kh; kh < job.h.kernel; kh += job.h.tap_step, ih -= job.h.in_step) {
       if (std::uint32_t(ih) >= job.h.in_count.value) continue;
-      const std::int32_t offset = (kd * job.h.kernel + kh) * job.w.kernel * job.row_stride + (id * in_h + ih) * in_w;
+      const std::int32_t offset = kd * job.tap_d + kh * job.tap_h + (id * in_h + ih) * in_w;
       std::int32_t step = 0, back = 0;
 #pragma unroll 2
       for (std::int32_t tap = 0; tap < job.w.most_taps; ++tap, step += job.w.tap_step, back += job.w.in_step) {
@@ -51,7 +51,7 @@ UPFOLD_DEVICE void gather_units(const RowsJob& job, const UnitRows<kPhases>& row
         for (int r = 0; r < kPhases; ++r) {
           const std::int32_t kw = rows.first_tap[r] + step, iw = rows.first_in[r] - back;
           const std::uint32_t limit = kw < job.w.kernel ? in_w : 0;
-          const std::int64_t at = offset + kw * job.row_stride + iw;
+          const std::int64_t at = offset + kw * job.tap_w + iw;
 #pragma unroll
           for (int item = 0; item < kItems; ++item) {
             const Column* const source = columns + at;

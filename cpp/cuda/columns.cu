@@ -2,11 +2,11 @@
 //
 // col2im, gather form. A thread owns one output element at a time (grid-stride) and is its only writer; a block owns kThreads
 // neighbouring ones: neighbours in ow for a planar y, in oc for a channels-last y, so that stores coalesce. It reads
-// columns[n][oc * taps + tap][id][ih][iw], pixels dense, one value for each tap of the output's residue class, in ascending
-// order: neighbouring outputs of one phase read neighbouring pixels. im2col. A thread owns one column element at a time, a block
-// kThreads neighbours in iw; it reads y at (n, oc, i * stride - pad + k * dilation) and writes 0 where that lies outside. No
-// shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice. Common types and strides
-// never come here: col2im_rows.cu and im2col_rows.cu take them.
+// columns[n][oc, tap][id][ih][iw], pixels dense, rows of any stride, one value for each tap of the output's residue class, in
+// ascending order: neighbouring outputs of one phase read neighbouring pixels. im2col. A thread owns one column element at a
+// time, a block kThreads neighbours in iw; it reads y at (n, oc, i * stride - pad + k * dilation) and writes 0 where that lies
+// outside. No shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice. Common types
+// and strides never come here: col2im_rows.cu and im2col_rows.cu take them.
 #include "../columns.h"
 #include "activation.cuh"
 #include "taps.cuh"
@@ -28,7 +28,8 @@ struct ColumnsJob {
   Index n_begin, n_count, oc_begin, oc_count;
   AxisTaps<Index> d, h, w;
   Index taps;
-  Index sample_stride, row_stride;
+  Index sample_stride, row_stride;            // row_stride: im2col
+  Index channel_stride, tap_d, tap_h, tap_w;  // between rows of columns: col2im
   Distances<Index> y;
   Index out_d, out_h, out_w;
   Activation activation;
@@ -55,12 +56,12 @@ UPFOLD_DEVICE Sum<Column> gather(const ColumnsJob<Index>& job, const Column* col
     Index ih = run_h.first_in;
     for (Index kh = run_h.first_tap; kh < job.h.kernel; kh += job.h.tap_step, ih -= job.h.in_step) {
       if (ih < job.h.in_begin || ih >= job.h.in_end) continue;
-      const Index row = (kd * job.h.kernel + kh) * job.w.kernel;
+      const Index row = kd * job.tap_d + kh * job.tap_h;
       const Index pixel = ((id - job.d.in_begin) * height + (ih - job.h.in_begin)) * width - job.w.in_begin;
       Index iw = run_w.first_in;
       for (Index kw = run_w.first_tap; kw < job.w.kernel; kw += job.w.tap_step, iw -= job.w.in_step) {
         if (iw < job.w.in_begin || iw >= job.w.in_end) continue;
-        add(sum, widen(columns[(row + kw) * job.row_stride + pixel + iw]));
+        add(sum, widen(columns[row + kw * job.tap_w + pixel + iw]));
       }
     }
   }
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     const Index od = job.d.out_begin + take(rest, job.d.out_count);
     if (!job.channels_fastest) oc = take(rest, job.oc_count);
     const Index n = rest;
-    auto sum = gather(job, columns + n * job.sample_stride + oc * job.taps * job.row_stride, od, oh, ow);
+    auto sum = gather(job, columns + n * job.sample_stride + oc * job.channel_stride, od, oh, ow);
     oc += job.oc_begin;
     if (bias != nullptr) add(sum, widen(bias[oc]));
     y[(n + job.n_begin) * job.y.n + oc * job.y.c + od * job.y.d + oh * job.y.h + ow * job.y.w] =
@@ -185,11 +186,19 @@ int neighbours(const Problem& p, const ColumnBlock& block, const void* y, std::i
   return 1;
 }
 
-bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, RowsJob& job) {
-  const std::int64_t taps = kernel_taps(p), samples = length(block.n), channels = length(block.oc);
+// The largest offset of a pixel from the begin of its channel's columns; 0 where 64 bits may not hold it.
+std::int64_t channel_reach(const Problem& p, const ColumnBlock& block, const ColumnStrides& s) {
+  const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
+  if (std::max({pixels, s.tap_d, s.tap_h, s.tap_w, p.kernel_d, p.kernel_h, p.kernel_w}) > kMost) return 0;
+  return (p.kernel_d - 1) * s.tap_d + (p.kernel_h - 1) * s.tap_h + (p.kernel_w - 1) * s.tap_w + std::max<std::int64_t>(pixels, 1);
+}
+
+bool make_rows_job(const Problem& p, const ColumnBlock& block, const ColumnStrides& strides, bool of_outputs, RowsJob& job) {
+  const std::int64_t samples = length(block.n), channels = length(block.oc);
   if (!rows_fit(axis_d(p), 1) || !rows_fit(axis_h(p), 1) || !rows_fit(axis_w(p), p.y.w)) return false;
-  // Empty phases begin at tap `kernel`, so that offsets of up to twice the taps are formed, though never read.
-  if (2 * taps * block.row_stride > kMost || samples > kMost || channels > kMost) return false;
+  // Empty phases begin at tap `kernel`, so that offsets of up to twice the largest are formed, though never read.
+  const std::int64_t reach = channel_reach(p, block, strides);
+  if (reach == 0 || 2 * reach > kMost || block.row_stride > kMost || samples > kMost || channels > kMost) return false;
   job.d = row_axis(axis_d(p), block.in_d, block.out_d, of_outputs);
   job.h = row_axis(axis_h(p), block.in_h, block.out_h, of_outputs);
   job.w = row_axis(axis_w(p), block.in_w, block.out_w, of_outputs);
@@ -201,7 +210,8 @@ bool make_rows_job(const Problem& p, const ColumnBlock& block, bool of_outputs, 
   job.channels = std::int32_t(channels), job.channel_rows = make_divisor(std::max<std::int64_t>(channels, 1));
   job.n_begin = block.n.begin, job.oc_begin = block.oc.begin;
   job.sample_stride = block.sample_stride, job.row_stride = std::int32_t(block.row_stride);
-  job.channel_stride = taps * block.row_stride;
+  job.channel_stride = strides.channel;
+  job.tap_d = std::int32_t(strides.tap_d), job.tap_h = std::int32_t(strides.tap_h), job.tap_w = std::int32_t(strides.tap_w);
   job.y_n = p.y.n, job.y_c = p.y.c, job.y_d = p.y.d, job.y_h = p.y.h, job.y_w = std::int32_t(p.y.w);
   job.activation = p.activation, job.slope = p.activation_slope, job.vector = 1;
   return true;
@@ -223,18 +233,18 @@ bool axis_fits(const Axis& a) {
   return a.out + a.pad + a.in * a.stride + a.kernel * a.dilation <= kLimit32;
 }
 
-bool fits_32_bits(const Problem& p, const ColumnBlock& block) {
-  const std::int64_t rows = length(block.oc) * kernel_taps(p);
+bool fits_32_bits(const Problem& p, const ColumnBlock& block, const ColumnStrides& strides) {
+  const std::int64_t rows = length(block.oc) * kernel_taps(p), reach = channel_reach(p, block, strides);
   const std::int64_t outputs = p.batch * p.out_channels * out_pixels(p);
-  const std::int64_t columns = (length(block.n) - 1) * block.sample_stride + rows * block.row_stride;
+  const std::int64_t columns = (length(block.n) - 1) * block.sample_stride + (length(block.oc) - 1) * strides.channel + reach;
   const std::int64_t y = (p.batch - 1) * p.y.n + (p.out_channels - 1) * p.y.c + (p.out_d - 1) * p.y.d + (p.out_h - 1) * p.y.h +
                          (p.out_w - 1) * p.y.w;
-  return std::max({columns, outputs, y, length(block.n) * rows * block.row_stride}) <= kLimit32 && axis_fits(axis_d(p)) &&
-         axis_fits(axis_h(p)) && axis_fits(axis_w(p));
+  const std::int64_t largest = std::max({columns, outputs, y, length(block.n) * rows * block.row_stride});
+  return reach > 0 && largest <= kLimit32 && axis_fits(axis_d(p)) && axis_fits(axis_h(p)) && axis_fits(axis_w(p));
 }
 
 template <typename Index>
-ColumnsJob<Index> make_job(const Problem& p, const ColumnBlock& block, std::int64_t total) {
+ColumnsJob<Index> make_job(const Problem& p, const ColumnBlock& block, const ColumnStrides& strides, std::int64_t total) {
   ColumnsJob<Index> job;
   job.total = total;
   job.n_begin = Index(block.n.begin), job.n_count = Index(length(block.n));
@@ -244,11 +254,19 @@ ColumnsJob<Index> make_job(const Problem& p, const ColumnBlock& block, std::int6
   job.w = axis_taps<Index>(axis_w(p), block.in_w, block.out_w);
   job.taps = Index(kernel_taps(p));
   job.sample_stride = Index(block.sample_stride), job.row_stride = Index(block.row_stride);
+  job.channel_stride = Index(strides.channel);
+  job.tap_d = Index(strides.tap_d), job.tap_h = Index(strides.tap_h), job.tap_w = Index(strides.tap_w);
   job.y = {Index(p.y.n), Index(p.y.c), Index(p.y.d), Index(p.y.h), Index(p.y.w)};
   job.out_d = Index(p.out_d), job.out_h = Index(p.out_h), job.out_w = Index(p.out_w);
   job.activation = p.activation, job.slope = p.activation_slope;
   job.channels_fastest = p.out_channels > 1 && p.y.c < p.y.w;
   return job;
+}
+
+// Strides that are never stepped become 0, so that no limit is drawn from them.
+ColumnStrides stepped_strides(const Problem& p, const ColumnBlock& block, const ColumnStrides& s) {
+  return {length(block.oc) > 1 ? s.channel : 0, p.kernel_d > 1 ? s.tap_d : 0, p.kernel_h > 1 ? s.tap_h : 0,
+          p.kernel_w > 1 ? s.tap_w : 0};
 }
 
 unsigned blocks_for(std::int64_t total) { return unsigned(std::min((total + kThreads - 1) / kThreads, kMaxBlocks)); }
@@ -283,10 +301,22 @@ bool spread_rows(RowsJob& job, std::int64_t lines, int units, int phases) {
   return true;
 }
 
+ColumnStrides dense_strides(const Problem& p, const ColumnBlock& block) {
+  const std::int64_t tap_h = p.kernel_w * block.row_stride, tap_d = p.kernel_h * tap_h;
+  return {p.kernel_d * tap_d, tap_d, tap_h, block.row_stride};
+}
+
 void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns,
             const void* bias, void* y) {
+  col2im(launch, p, block, dense_strides(p, block), column_dtype, columns, bias, y);
+}
+
+void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, const ColumnStrides& given, Dtype column_dtype,
+            const void* columns, const void* bias, void* y) {
   require_block(p, block);
   require_outputs(p, block);
+  require_strides(p, block, given);
+  const ColumnStrides strides = stepped_strides(p, block, given);
   const std::int64_t total = length(block.n) * length(block.oc) * length(block.out_d) * length(block.out_h) * length(block.out_w);
   with_types(p, column_dtype, [&](auto types) {
     using Value = typename decltype(types)::Value;
@@ -294,7 +324,7 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     if (total == 0) return;
     const DeviceScope scope(launch.device);
     RowsJob job{};
-    if (make_rows_job(p, block, true, job)) {
+    if (make_rows_job(p, block, strides, true, job)) {
       job.vector = neighbours(p, block, y, sizeof(Value));
       const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
@@ -302,15 +332,16 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     const auto run = [&](auto index) {
       using Index = decltype(index);
       launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
-                    make_job<Index>(p, block, total), static_cast<const Column*>(columns), static_cast<const Value*>(bias),
-                    static_cast<Value*>(y));
+                    make_job<Index>(p, block, strides, total), static_cast<const Column*>(columns),
+                    static_cast<const Value*>(bias), static_cast<Value*>(y));
     };
-    fits_32_bits(p, block) ? run(std::int32_t()) : run(std::int64_t());
+    fits_32_bits(p, block, strides) ? run(std::int32_t()) : run(std::int64_t());
   });
 }
 
 void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns) {
   require_block(p, block);
+  const ColumnStrides strides = dense_strides(p, block);
   const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
   const std::int64_t total = length(block.n) * length(block.oc) * kernel_taps(p) * pixels;
   with_types(p, column_dtype, [&](auto types) {
@@ -319,16 +350,16 @@ void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     if (total == 0) return;
     const DeviceScope scope(launch.device);
     RowsJob job{};
-    if (make_rows_job(p, block, false, job)) {
+    if (make_rows_job(p, block, strides, false, job)) {
       const auto common = takes_long_rows(job) ? im2col_rows : im2col_joined;
       if (common(launch, p.dtype, column_dtype, job, y, columns)) return;
     }
     const auto run = [&](auto index) {
       using Index = decltype(index);
       launch_kernel("im2col", im2col_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,
-                    make_job<Index>(p, block, total), static_cast<const Value*>(y), static_cast<Column*>(columns));
+                    make_job<Index>(p, block, strides, total), static_cast<const Value*>(y), static_cast<Column*>(columns));
     };
-    fits_32_bits(p, block) ? run(std::int32_t()) : run(std::int64_t());
+    fits_32_bits(p, block, strides) ? run(std::int32_t()) : run(std::int64_t());
   });
 }
 

@@ -4,6 +4,7 @@
 #include "../columns.h"
 #include "../error.h"
 #include "../problem.h"
+#include "api.h"
 
 namespace upfold::cuda {
 
@@ -26,6 +27,16 @@ inline void require_block(const Problem& p, const ColumnBlock& block) {
             ", padding ", a.pad, ", dilation ", a.dilation, "; out of range");
     require(a.stride < std::int64_t(1) << 31, "stride = ", a.stride, "; the CUDA kernels take strides below 2^31");
   }
+}
+
+// Refuses rows of columns that overlap. A stride that is never stepped may have any value.
+inline void require_strides(const Problem& p, const ColumnBlock& block, const ColumnStrides& strides) {
+  const std::int64_t pixels = length(block.in_d) * length(block.in_h) * length(block.in_w);
+  const auto fits = [pixels](std::int64_t count, std::int64_t stride) { return count <= 1 || stride >= pixels; };
+  require(fits(length(block.oc), strides.channel) && fits(p.kernel_d, strides.tap_d) && fits(p.kernel_h, strides.tap_h) &&
+              fits(p.kernel_w, strides.tap_w),
+          "column strides (", strides.channel, ", ", strides.tap_d, ", ", strides.tap_h, ", ", strides.tap_w,
+          "); each must hold the block's ", pixels, " pixels");
 }
 
 inline void require_outputs(const Problem& p, const ColumnBlock& block) {

@@ -3,6 +3,8 @@
 #include <build_info.h>
 #include <pybind11/stl.h>
 
+#include <array>
+
 #include "../bindings.h"
 #include "api.h"
 #include "cublas.h"
@@ -23,6 +25,14 @@ void col2im(const Problem& p, const ColumnBlock& block, int column_dtype, std::u
             std::uintptr_t y, int device, std::uintptr_t stream) {
   const py::gil_scoped_release release;
   upfold::cuda::col2im({device, stream}, p, block, static_cast<Dtype>(column_dtype), pointer(columns), pointer(bias), pointer(y));
+}
+
+// Rows of columns in any order; `strides` = (channel, tap_d, tap_h, tap_w), `addresses` = (columns, bias, y).
+void col2im_strided(const Problem& p, const ColumnBlock& block, const std::array<std::int64_t, 4>& strides, int column_dtype,
+                    const std::array<std::uintptr_t, 3>& addresses, int device, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::col2im({device, stream}, p, block, {strides[0], strides[1], strides[2], strides[3]},
+                       static_cast<Dtype>(column_dtype), pointer(addresses[0]), pointer(addresses[1]), pointer(addresses[2]));
 }
 
 void im2col(const Problem& p, const ColumnBlock& block, int column_dtype, std::uintptr_t y, std::uintptr_t columns, int device,
@@ -116,6 +126,8 @@ PYBIND11_MODULE(_cuda, m) {
   upfold::bind_problem(m);
   m.def("col2im", &col2im, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("columns"), py::arg("bias"),
         py::arg("y"), py::arg("device"), py::arg("stream"));
+  m.def("col2im_strided", &col2im_strided, py::arg("problem"), py::arg("block"), py::arg("strides"), py::arg("column_dtype"),
+        py::arg("addresses"), py::arg("device"), py::arg("stream"));
   m.def("im2col", &im2col, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("y"), py::arg("columns"),
         py::arg("device"), py::arg("stream"));
   m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),

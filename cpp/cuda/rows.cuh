@@ -41,7 +41,8 @@ struct RowsJob {
   std::int32_t channels;
   std::int64_t n_begin, oc_begin;
   std::int64_t sample_stride, channel_stride;  // of columns
-  std::int32_t row_stride;
+  std::int32_t row_stride;                     // im2col, whose taps follow each other
+  std::int32_t tap_d, tap_h, tap_w;            // col2im: between the rows of neighbouring taps
   std::int64_t y_n, y_c, y_d, y_h;
   std::int32_t y_w;
   // Neighbours that one aligned access may move: 1 when nothing is known of the alignment, 0 when they lie apart.

@@ -35,6 +35,15 @@ class ColumnBlock:
 def col2im(
     problem: Problem, block: ColumnBlock, column_dtype: int, columns: int, bias: int, y: int, device: int, stream: int
 ) -> None: ...
+def col2im_strided(
+    problem: Problem,
+    block: ColumnBlock,
+    strides: tuple[int, int, int, int],
+    column_dtype: int,
+    addresses: tuple[int, int, int],
+    device: int,
+    stream: int,
+) -> None: ...
 def im2col(problem: Problem, block: ColumnBlock, column_dtype: int, y: int, columns: int, device: int, stream: int) -> None: ...
 def col2im_atomic(
     problem: Problem, block: ColumnBlock, columns: int, bias: int, y: int, staging: int, device: int, stream: int

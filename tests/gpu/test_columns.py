@@ -237,6 +237,28 @@ def test_a_block_writes_its_outputs_alone(cuda):
     assert_same(y, expected)
 
 
+def col2im_strided(cuda, layer, columns, y, bias=None, order=(0, 1, 2, 3)):
+    """Launch col2im on columns whose rows (channel, kd, kh, kw) lie in another order; `order` names the axes, slowest first."""
+    rows = columns.view(layer.batch, layer.channels, *layer.kernel, -1)
+    moved = rows.permute(0, *(1 + axis for axis in order), 5).contiguous()
+    strides = tuple(moved.stride(1 + order.index(axis)) for axis in range(4))
+    block = whole_block(cuda, layer, columns)
+    addresses = moved.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()
+    place = y.device.index, torch.cuda.current_stream().cuda_stream
+    cuda.col2im_strided(describe(cuda, layer, y), block, strides, CODES[columns.dtype], addresses, *place)
+
+
+@parametrize_pairs
+@pytest.mark.parametrize("order", [(3, 0, 1, 2), (1, 2, 3, 0), (2, 0, 3, 1)], ids=str)
+@pytest.mark.parametrize("name", ["k2s2", "three axes", "many channels", "wide rows", "empty phases", "one axis", "wide stride"])
+def test_rows_of_columns_in_any_order(cuda, name, order, dtype, column_dtype):
+    layer = LAYERS[name]
+    columns, bias = integers(layer.column_shape, column_dtype), integers((layer.channels,), dtype)
+    y = torch.full(layer.image_shape, float("nan"), dtype=dtype, device="cuda")
+    col2im_strided(cuda, layer, columns, y, bias, order)
+    assert_same(y, image_of(columns, layer) + bias.cpu().view(1, -1, 1, 1, 1))
+
+
 @pytest.mark.parametrize("channel", [0, 3])
 def test_a_block_of_one_channel_in_a_channels_last_image(cuda, channel):
     layer = LAYERS["k3s1p1"]
