@@ -64,12 +64,16 @@ struct ScatterOperands {
 };
 void col2im_atomic(const Launch& launch, const Problem& p, const ColumnBlock& block, const ScatterOperands& operands);
 
+// What the product multiplies: columns of every tap, or, in the forward, windows of x where taps follow one another along w.
+enum class GemmForm : std::int32_t { kBest, kColumns, kWindows };
+
 struct GemmOptions {
   std::int64_t workspace_cap;  // bytes; no call takes more
   std::int64_t chunk_bytes;    // what a block of columns aims at, 0: the cap
   bool allow_tf32;             // float32 operands may be rounded to TF32
   bool atomic;                 // col2im by atomic additions
   bool has_bias;               // of every call
+  GemmForm form;               // kWindows: wherever there can be any
 };
 struct GemmOperands {
   void* x;

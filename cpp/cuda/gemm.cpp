@@ -16,6 +16,7 @@
 #include "gemm_plan.h"
 #include "launch.cuh"
 #include "outer.h"
+#include "sum_parts.h"
 
 namespace upfold::cuda {
 namespace {
@@ -86,6 +87,7 @@ class Call {
 
   void run() {
     if (plan_.to_result) return conv_transpose_whole();
+    if (plan_.window.taps > 0) return conv_transpose_windows();
     moves_.copy_weight();
     for (const GemmBlock& block : plan_.blocks) {
       if (p_.op == Operator::kConvTranspose) {
@@ -121,6 +123,33 @@ class Call {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
     } else {
       col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+    }
+  }
+
+  // One batch over the residues of positions modulo `taps` for the phases that have all of them, one for the others.
+  void conv_transpose_windows() {
+    const Window& window = plan_.window;
+    const std::int64_t size = element_bytes(p_.dtype), lines = p_.out_channels * p_.kernel_d * p_.kernel_h;
+    char* const x = workspace(plan_.x_at);
+    char* const w = workspace(plan_.weight_at);
+    window_weight(launch_, p_, window, operands_.w, w);
+    for (const GemmBlock& block : plan_.blocks) {
+      const std::int64_t row = block.columns.row_stride, phases[2] = {window.full, p_.stride_w - window.full};
+      if (block.pixels > 0) window_pixels(launch_, p_, window, block.columns, operands_.x, x);
+      std::int64_t weights = 0, rows = 0;
+      for (int fewer = 0; fewer < 2 && block.pixels > 0; ++fewer) {
+        const std::int64_t depth = (window.taps - fewer) * window.channels, count = phases[fewer] * lines;
+        if (count == 0) continue;
+        const Matrix pixels{x + fewer * window.channels * size, p_.dtype,        true,
+                            window.taps * window.channels,      window.channels, 0};
+        const Matrix weight{w + weights * size, p_.dtype, false, depth, 0, 0};
+        const Matrix result{nullptr, plan_.column_dtype, false, row, p_.stride_w * lines * row, 0};
+        char* const to = workspace(plan_.columns_at) + rows * row * element_bytes(plan_.column_dtype);
+        multiply({row, count, depth, window.taps, 1}, pixels, weight, result, to, false);
+        weights += count * depth, rows += count;
+      }
+      const ColumnStrides strides{p_.kernel_d * p_.kernel_h * row, p_.kernel_h * row, row, lines * row};
+      col2im(launch_, window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
     }
   }
 
@@ -162,8 +191,32 @@ class Call {
     const Sizes sizes{block.rows, per_group, product_pixels(block), 1, block.groups};
     Matrix result = weight_matrix(block, false);
     if (plan_.stage) result = {stage(), sum_dtype(p_.dtype), false, block.rows, 0, per_group * block.rows};
-    multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data), !block.first_of_sum);
+    if (plan_.parts > 0) {
+      multiply_parts(block);
+      sum_parts(launch_, sum_dtype(p_.dtype), block.groups * per_group * block.rows, block.samples * plan_.parts,
+                workspace(plan_.parts_at), const_cast<void*>(result.data), !block.first_of_sum);
+    } else {
+      multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data), !block.first_of_sum);
+    }
     if (plan_.stage && block.last_of_sum) moves_.unstage_weight(block);
+  }
+
+  // A sum over the pixels of every part of every sample: one batch for all samples, or for the parts of each.
+  void multiply_parts(const GemmBlock& block) {
+    const Dtype dtype = sum_dtype(p_.dtype);
+    const std::int64_t per_group = in_channels_per_group(p_), of_group = per_group * block.rows,
+                       of_part = block.groups * of_group;
+    Matrix columns = columns_matrix(block, true), x = x_matrix(block);
+    const std::int64_t column_sample = columns.sample, x_sample = x.sample, pixels = block.pixels / plan_.parts;
+    const bool whole = plan_.parts == 1;
+    if (!whole) columns.sample = pixels, x.sample = x.transposed ? pixels * x.ld : pixels;
+    const Sizes sizes{block.rows, per_group, pixels, whole ? block.samples : plan_.parts, block.groups};
+    char* to = workspace(plan_.parts_at);
+    for (std::int64_t n = 0; n < (whole ? 1 : block.samples); ++n, to += plan_.parts * of_part * element_bytes(dtype)) {
+      multiply(sizes, columns, x, {nullptr, dtype, false, block.rows, of_part, of_group}, to, false);
+      columns.data = static_cast<const char*>(columns.data) + column_sample * element_bytes(columns.dtype);
+      x.data = static_cast<const char*>(x.data) + x_sample * element_bytes(x.dtype);
+    }
   }
 
   std::int64_t product_pixels(const GemmBlock& block) const { return plan_.flat ? block.samples * block.pixels : block.pixels; }

@@ -12,12 +12,14 @@ constexpr std::int64_t kSmallMap = 256;   // pixels of a sample below which samp
 constexpr std::int64_t kLeastDepth = 64;
 // What decides whether a copy of the weight to that layout pays, measured on an H200: from the first depth on it saves a quarter
 // of the product, from the second on large products gain.
-constexpr std::int64_t kDeep = 256, kHalfDeep = 128;
+constexpr std::int64_t kDeep = 256, kHalfDeep = 64;
 constexpr double kLargeProduct = 80e-6, kWorthwhile = 0.15;     // seconds; share of the product
 constexpr double kFlops = 200e12, kBytes = 3.5e12;              // of a product as it is
 constexpr double kCopyStart = 2.5e-6, kCopyBytes = 2.5e12 / 2;  // of the copy, which reads and writes
 constexpr std::int64_t kLeastChannels = 16;                     // fewer make a product too flat
-constexpr std::int64_t kLeastRows = 8;                          // fewer recompute too much halo
+constexpr std::int64_t kTile = 128, kBusy = 64;  // rows and columns of a product's tile; tiles that keep a device busy
+constexpr std::int64_t kLeastSum = 512;          // pixels of a part of a sum
+constexpr std::int64_t kLeastRows = 8;           // fewer recompute too much halo
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
@@ -52,19 +54,21 @@ struct Blocking {
 
 class Planner {
  public:
-  Planner(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) : p_(p), options_(options), axes_(axes_of(p)) {
+  Planner(const Problem& p, const Window& window, const GemmOptions& options, std::int64_t cublas_bytes)
+      : p_(window.taps > 0 ? window.reduced : p), options_(options), axes_(axes_of(p_)) {
     split_ = split_axis(axes_);
-    over_outputs_ = p.op == Operator::kConvTranspose;
+    over_outputs_ = p_.op == Operator::kConvTranspose;
     positions_ = over_outputs_ ? axes_.axis[split_].out : axes_.axis[split_].in;
-    plane_ = in_pixels(p) / axes_.axis[split_].in;
+    plane_ = in_pixels(p_) / axes_.axis[split_].in;
     plan_ = {};
+    plan_.window = window;
     plan_.cublas_bytes = aligned(std::min(cublas_bytes, options.workspace_cap / 4));
     x_ = pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w);
-    plan_.to_result = product_is_result();
-    plan_.outer = outer_product();
+    plan_.to_result = !windowed() && product_is_result();
+    plan_.outer = !windowed() && outer_product();
     plan_.column_dtype = over_outputs_ && (plan_.outer || !columns_are_exact()) ? sum_dtype(p.dtype) : p.dtype;
-    plan_.repack_weight = p.op != Operator::kConvTransposeWeight && !weight_is_matrix();
-    plan_.deep_weight = deep_weight_pays();
+    plan_.repack_weight = !windowed() && p.op != Operator::kConvTransposeWeight && !weight_is_matrix();
+    plan_.deep_weight = !windowed() && deep_weight_pays();
   }
 
   GemmPlan plan() {
@@ -91,6 +95,7 @@ class Planner {
     return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
   }
 
+  bool windowed() const { return plan_.window.taps > 0; }
   bool planar_x() const { return x_.regular && !x_.channels_fastest && x_.step == 1; }
   bool tf32() const { return options_.allow_tf32 && p_.dtype == Dtype::kFloat32; }
 
@@ -144,6 +149,7 @@ class Planner {
   }
 
   std::int64_t weight_bytes() const {
+    if (windowed()) return aligned(window_weight_elements(p_, plan_.window) * element_bytes(p_.dtype));
     if (!plan_.repack_weight && !plan_.deep_weight) return 0;
     return aligned(p_.in_channels * out_channels_per_group(p_) * kernel_taps(p_) * element_bytes(p_.dtype));
   }
@@ -155,6 +161,21 @@ class Planner {
     return std::min((rows - 1 + a.dilation * (a.kernel - 1)) / a.stride + 1, a.in);
   }
 
+  // The gradient of the weight sums over samples, which one product cannot where they lie apart: x would be copied first. Parts
+  // with a sum each spare the copy where the weight is smaller than x, and fill the device where the result is small.
+  std::int64_t parts_of(const Blocking& b, std::int64_t pixels) const {
+    const std::int64_t per_group = out_channels_per_group(p_), rows = std::min(b.channels, per_group) * kernel_taps(p_);
+    if (p_.op != Operator::kConvTransposeWeight || b.samples == 1 || b.rows < positions_) return 0;
+    if (pixels < std::max(2 * rows, kLeastSum)) return 0;
+    const std::int64_t tiles = ceil_div(rows, kTile) * ceil_div(in_channels_per_group(p_), kTile) * p_.groups;
+    if (tiles * b.samples >= kBusy) return 1;
+    const std::int64_t most = std::min({ceil_div(2 * kBusy, tiles), pixels / (2 * rows), pixels / kLeastSum});
+    for (std::int64_t parts = most; parts > 1; --parts) {
+      if (pixels % (parts * kRowMultiple) == 0) return 2 * parts * tiles >= kBusy ? parts : 0;
+    }
+    return 0;
+  }
+
   bool whole(const Blocking& b) const { return b.rows >= positions_; }
 
   // What depends on the blocking: how x is read or written, and the sizes of the parts.
@@ -163,15 +184,17 @@ class Planner {
     const std::int64_t pixels = plane_ * in_positions(b.rows), joined = padded(pixels * b.samples);
     const bool read = p_.op != Operator::kConv;
     // A copy costs less than what is lost without aligned rows.
-    const bool aligned_rows = !(is_narrow(p_.dtype) || options_.allow_tf32) || !read || plan.outer || rows_aligned();
+    const bool aligned_rows = !(is_narrow(p_.dtype) || options_.allow_tf32) || plan.outer || rows_aligned();
     const bool in_place = x_.regular && aligned_rows;
     const bool joins = b.samples == 1 || (whole(b) && (x_.channels_fastest || x_.step == 0) && x_.sample == x_.step * pixels);
-    const bool must_join = !plan.outer && (p_.op == Operator::kConvTransposeWeight || pixels < kSmallMap);
-    plan.flat = joins || must_join || !in_place;
-    const bool copies = !in_place || (plan.flat && !joins);
+    plan.parts = in_place && !joins ? parts_of(b, pixels) : 0;
+    const bool sums_pixels = p_.op == Operator::kConvTransposeWeight && plan.parts == 0;
+    const bool must_join = !plan.outer && (sums_pixels || pixels < kSmallMap);
+    plan.flat = windowed() || joins || must_join || !in_place;
+    const bool copies = windowed() || !in_place || (plan.flat && !joins);
     plan.copy_x = read && copies;
-    plan.deep_x = plan.copy_x && over_outputs_ && tf32() && planar_x() && in_channels_per_group(p_) >= kLeastDepth &&
-                  in_channels_per_group(p_) * size % 16 == 0;
+    plan.deep_x = !windowed() && plan.copy_x && over_outputs_ && tf32() && planar_x() &&
+                  in_channels_per_group(p_) >= kLeastDepth && in_channels_per_group(p_) * size % 16 == 0;
     const std::int64_t per_group = out_channels_per_group(p_);
     const bool splits_group = b.channels < per_group;
     const bool many_pixels = b.samples < p_.batch || b.rows < positions_;
@@ -179,14 +202,18 @@ class Planner {
       plan.stage = copies || (splits_group && is_narrow(p_.dtype));
       plan.flat = plan.flat || plan.stage;
     } else if (p_.op == Operator::kConvTransposeWeight) {
-      plan.stage = !weight_is_matrix() || (many_pixels && is_narrow(p_.dtype));
+      // Sums of parts are made in the type of the sums, and of dense matrices.
+      const bool apart = is_narrow(p_.dtype) || splits_group || p_.w.n != per_group * kernel_taps(p_);
+      plan.stage = !weight_is_matrix() || (many_pixels && is_narrow(p_.dtype)) || (plan.parts > 0 && apart);
     }
     const std::int64_t groups = std::max<std::int64_t>(b.channels / per_group, 1), channels = p_.in_channels / p_.groups * groups;
     const std::int64_t row = plan.flat ? joined : padded(pixels) * b.samples;
     const std::int64_t taps = kernel_taps(p_);
     plan.weight_at = plan.cublas_bytes;
     plan.x_at = plan.weight_at + weight_bytes();
-    plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
+    const std::int64_t x_elements =
+        windowed() ? window_pixel_elements(plan.window, joined * plan.window.taps) : p_.in_channels * joined;
+    plan.columns_at = plan.x_at + (plan.copy_x ? aligned(x_elements * size) : 0);
     plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;
     if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;
@@ -194,7 +221,9 @@ class Planner {
     if (options_.atomic && over_outputs_ && is_narrow(p_.dtype)) {
       staged = b.samples * b.channels * b.rows * (out_pixels(p_) / axes_.axis[split_].out);
     }
-    plan.total_bytes = plan.stage_at + aligned(staged * sum_size);
+    plan.parts_at = plan.stage_at + aligned(staged * sum_size);
+    const std::int64_t of_part = channels * std::min(b.channels, per_group) * taps;
+    plan.total_bytes = plan.parts_at + aligned(plan.parts * b.samples * of_part * sum_size);
   }
 
   std::int64_t total(const Blocking& b) const {
@@ -214,6 +243,11 @@ class Planner {
     const auto over = [&] { return total(b) > budget; };
     while (b.samples > 1 && over()) b.samples = (b.samples + 1) / 2;
     const std::int64_t least = std::min(kLeastChannels, p_.out_channels);
+    // A product over windows has all channels in one matrix, and lays its rows of x out whole.
+    if (windowed()) {
+      while (split_ < 2 && b.rows > 1 && over()) b.rows = (b.rows + 1) / 2;
+      return b;
+    }
     // A convolution sums over output channels: cutting them inside a group costs a pass over the sum, so rows go first.
     if (p_.op == Operator::kConv) {
       while (b.channels > out_channels_per_group(p_) && over()) b.channels = fewer_channels(b.channels);
@@ -293,7 +327,7 @@ class Planner {
     return ranges;
   }
 
-  const Problem& p_;
+  const Problem p_;  // the reduced one where there are windows
   const GemmOptions& options_;
   Axes axes_;
   PixelMatrix x_;
@@ -323,7 +357,12 @@ PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d
 }
 
 GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
-  return Planner(p, options, cublas_bytes).plan();
+  const Window window = window_of(p, options);
+  if (window.taps > 0) {
+    GemmPlan plan = Planner(p, window, options, cublas_bytes).plan();
+    if (plan.possible) return plan;  // else the cap is too small for them
+  }
+  return Planner(p, {}, options, cublas_bytes).plan();
 }
 
 }  // namespace upfold::cuda

@@ -7,6 +7,7 @@
 #include "../columns.h"
 #include "../problem.h"
 #include "api.h"
+#include "gemm_window.h"
 
 namespace upfold::cuda {
 
@@ -32,6 +33,7 @@ struct GemmBlock {
 };
 
 struct GemmPlan {
+  Window window;       // of x, where the product runs over windows; blocks are those of `window.reduced` then
   bool possible;       // false: not even the smallest block fits the cap
   Dtype column_dtype;  // of the column matrix
   bool to_result;      // the product is the result: no blocks, no columns
@@ -42,8 +44,9 @@ struct GemmPlan {
   bool deep_x;         // or through [sample][pixel][channel]
   bool stage;          // the result is summed in the workspace, in the compute type
   bool flat;           // a block is one product for all its samples
+  std::int64_t parts;  // of the pixels of a sample, each with a sum of its own in the workspace; 0: one sum
   // Byte offsets into the workspace; cuBLAS has [0, cublas_bytes).
-  std::int64_t cublas_bytes, weight_at, x_at, columns_at, stage_at, total_bytes;
+  std::int64_t cublas_bytes, weight_at, x_at, columns_at, stage_at, parts_at, total_bytes;
   std::vector<GemmBlock> blocks;
 };
 

@@ -17,6 +17,7 @@ using upfold::ColumnBlock;
 using upfold::Dtype;
 using upfold::Problem;
 using upfold::cuda::GemmCall;
+using upfold::cuda::GemmForm;
 using upfold::cuda::GemmOptions;
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
@@ -133,11 +134,12 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),
         py::arg("staging"), py::arg("device"), py::arg("stream"));
   py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
-      .def(py::init([](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias) {
-             return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic, has_bias};
-           }),
+      .def(py::init(
+               [](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias, int form) {
+                 return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic, has_bias, GemmForm(form)};
+               }),
            py::kw_only(), py::arg("workspace_cap"), py::arg("chunk_bytes"), py::arg("allow_tf32"), py::arg("atomic"),
-           py::arg("has_bias"));
+           py::arg("has_bias"), py::arg("form"));
   m.def("gemm_prepare", &upfold::cuda::gemm_prepare, py::arg("device"), py::call_guard<py::gil_scoped_release>());
   py::class_<GemmCall>(m, "GemmCall", py::module_local(), "One planned call: run(x, w, bias, y, workspace, stream).")
       .def(py::init<int, const Problem&, const GemmOptions&>(), py::arg("device"), py::arg("problem"), py::arg("options"))

@@ -11,8 +11,10 @@ import torch
 import test_exact
 import upfold
 from gpu import missing
-from oracle import assert_exact, exact_like, grid
+from oracle import assert_exact, describe, exact_like, geometry_arguments, grid, ours, reference
 from upfold import cases
+from upfold.algorithms import REGISTRY
+from upfold.dispatch import use_config
 
 reason = missing()
 if reason is not None:
@@ -21,6 +23,8 @@ if "gemm" not in upfold.algorithms():
     pytest.skip("this build has no gemm", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
+GEMM = REGISTRY["gemm"]
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def operands(device: torch.device, dtype: torch.dtype = torch.float32, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +139,26 @@ def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias):
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         y = upfold.conv_transpose2d(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), algorithm="gemm", **arguments)
     assert_exact(y, want.cpu())
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex128])
+@pytest.mark.parametrize("case", cases.by_tier("smoke", "edge", "seeds", "decoders", "irregular"), ids=lambda case: case.name)
+def test_every_form_of_the_product_is_exact(case, dtype, last, device):
+    case = case.scaled(0.02)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=case.bias)
+    if last and x.dim() in CHANNELS_LAST:
+        x = x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+        w = w.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+    want = reference((x, w, b), case.geometry)
+    for cap in (256, 33, 1):
+        with upfold.use(workspace_mb=cap):
+            problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+            if GEMM.reject(problem, device) is not None:
+                continue
+            for config in GEMM.configs(problem, device):
+                with use_config(config):
+                    assert_exact(ours((x, w, b), case.geometry, "gemm"), want)
 
 
 def test_float32_is_rounded_to_tf32_only_where_torch_allows_it(device):

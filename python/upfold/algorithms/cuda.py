@@ -52,6 +52,7 @@ def _gemm_call(problem: Problem, device: int, config: int, atomic: bool) -> Any:
         allow_tf32=problem.allow_tf32,
         atomic=atomic,
         has_bias=problem.has_bias,
+        form=max(config - 1, 0),
     )
     return loaded.GemmCall(device, problem.cuda, options)
 
@@ -73,9 +74,12 @@ def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) ->
     return None
 
 
-def gemm_configs() -> Sequence[int]:
-    """0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache."""
-    return (0, 1)
+def gemm_configs(problem: Problem, atomic: bool = False) -> Sequence[int]:
+    """0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache; 2 and 3: as 0, but the product always
+    makes a column for every tap, or always runs over windows of x (`cpp/cuda/gemm_window.h`), which 0 chooses between.
+    """
+    windows = problem.operator is Operator.CONV_TRANSPOSE and not atomic and problem.kernel_size[2] > problem.stride[2]
+    return (0, 1, 2, 3) if windows else (0, 1)
 
 
 def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, atomic: bool = False) -> int:

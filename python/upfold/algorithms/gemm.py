@@ -163,8 +163,8 @@ class Gemm:
         return None
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """How large the blocks of columns are on a GPU; one way only on a CPU."""
-        return (0,) if device.type == "cpu" else cuda.gemm_configs()
+        """How large the blocks of columns are on a GPU, and what is multiplied; one way only on a CPU."""
+        return (0,) if device.type == "cpu" else cuda.gemm_configs(problem)
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """The weight in the compute type, one block of x and its columns; on a GPU cuBLAS's own scratch too."""

@@ -27,7 +27,7 @@ class GemmAtomic:
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
         """How large the blocks of columns are."""
-        return cuda.gemm_configs()
+        return cuda.gemm_configs(problem, atomic=True)
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """The columns of a block, cuBLAS's scratch, and the staged sums of a 16-bit result."""
