@@ -64,8 +64,9 @@ struct ScatterOperands {
 };
 void col2im_atomic(const Launch& launch, const Problem& p, const ColumnBlock& block, const ScatterOperands& operands);
 
-// What the product multiplies: columns of every tap, or, in the forward, windows of x where taps follow one another along w.
-enum class GemmForm : std::int32_t { kBest, kColumns, kWindows };
+// What the product of the forward makes: columns of every tap, or, where taps follow one another along w, their sums over windows
+// of x, laid out apart or as residues (gemm_window.h). kBest chooses; a form that cannot be falls back to columns.
+enum class GemmForm : std::int32_t { kBest, kColumns, kWindows, kResidues };
 
 struct GemmOptions {
   std::int64_t workspace_cap;  // bytes; no call takes more
@@ -73,7 +74,7 @@ struct GemmOptions {
   bool allow_tf32;             // float32 operands may be rounded to TF32
   bool atomic;                 // col2im by atomic additions
   bool has_bias;               // of every call
-  GemmForm form;               // kWindows: wherever there can be any
+  GemmForm form;
 };
 struct GemmOperands {
   void* x;

@@ -126,30 +126,39 @@ class Call {
     }
   }
 
-  // One batch over the residues of positions modulo `taps` for the phases that have all of them, one for the others.
   void conv_transpose_windows() {
-    const Window& window = plan_.window;
-    const std::int64_t size = element_bytes(p_.dtype), lines = p_.out_channels * p_.kernel_d * p_.kernel_h;
-    char* const x = workspace(plan_.x_at);
-    char* const w = workspace(plan_.weight_at);
-    window_weight(launch_, p_, window, operands_.w, w);
+    window_weight(launch_, p_, plan_.window, operands_.w, workspace(plan_.weight_at));
+    const std::int64_t lines = p_.out_channels * p_.kernel_d * p_.kernel_h;
     for (const GemmBlock& block : plan_.blocks) {
-      const std::int64_t row = block.columns.row_stride, phases[2] = {window.full, p_.stride_w - window.full};
-      if (block.pixels > 0) window_pixels(launch_, p_, window, block.columns, operands_.x, x);
-      std::int64_t weights = 0, rows = 0;
-      for (int fewer = 0; fewer < 2 && block.pixels > 0; ++fewer) {
-        const std::int64_t depth = (window.taps - fewer) * window.channels, count = phases[fewer] * lines;
-        if (count == 0) continue;
-        const Matrix pixels{x + fewer * window.channels * size, p_.dtype,        true,
-                            window.taps * window.channels,      window.channels, 0};
-        const Matrix weight{w + weights * size, p_.dtype, false, depth, 0, 0};
-        const Matrix result{nullptr, plan_.column_dtype, false, row, p_.stride_w * lines * row, 0};
-        char* const to = workspace(plan_.columns_at) + rows * row * element_bytes(plan_.column_dtype);
-        multiply({row, count, depth, window.taps, 1}, pixels, weight, result, to, false);
-        weights += count * depth, rows += count;
+      const std::int64_t row = block.columns.row_stride;
+      if (block.pixels > 0) {
+        window_pixels(launch_, p_, plan_.window, block.columns, operands_.x, workspace(plan_.x_at));
+        multiply_windows(row, lines);
       }
       const ColumnStrides strides{p_.kernel_d * p_.kernel_h * row, p_.kernel_h * row, row, lines * row};
-      col2im(launch_, window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+      col2im(launch_, plan_.window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+    }
+  }
+
+  // One product, or one batch over the residues, for the phases that have all taps, one for the others.
+  void multiply_windows(std::int64_t row, std::int64_t lines) {
+    const Window& window = plan_.window;
+    const std::int64_t size = element_bytes(p_.dtype), column_size = element_bytes(plan_.column_dtype);
+    const std::int64_t batch = overlapping_batch(p_) ? window.residues : 1, residue = p_.stride_w * lines * row;
+    const std::int64_t phases[2] = {window.full, p_.stride_w - window.full};
+    std::int64_t weights = 0, rows = 0;
+    for (int fewer = 0; fewer < 2; ++fewer) {
+      const std::int64_t depth = (window.taps - fewer) * window.channels, count = phases[fewer] * lines;
+      if (count == 0) continue;
+      const Matrix weight{workspace(plan_.weight_at) + weights * size, p_.dtype, false, depth, 0, 0};
+      for (std::int64_t r = 0; r < window.residues; r += batch) {
+        const char* const from = workspace(plan_.x_at) + (fewer + r) * window.channels * size;
+        const Matrix x{from, p_.dtype, true, window.taps * window.channels, window.channels, 0};
+        const Matrix result{nullptr, plan_.column_dtype, false, row, residue, 0};
+        char* const to = workspace(plan_.columns_at) + (rows * row + r * residue) * column_size;
+        multiply({row, count, depth, batch, 1}, x, weight, result, to, false);
+      }
+      weights += count * depth, rows += count;
     }
   }
 

@@ -212,7 +212,7 @@ class Planner {
     plan.weight_at = plan.cublas_bytes;
     plan.x_at = plan.weight_at + weight_bytes();
     const std::int64_t x_elements =
-        windowed() ? window_pixel_elements(plan.window, joined * plan.window.taps) : p_.in_channels * joined;
+        windowed() ? window_pixel_elements(plan.window, joined * plan.window.residues) : p_.in_channels * joined;
     plan.columns_at = plan.x_at + (plan.copy_x ? aligned(x_elements * size) : 0);
     plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;

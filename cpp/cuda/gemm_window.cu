@@ -10,16 +10,20 @@ namespace upfold::cuda {
 constexpr int kThreads = 256, kTileWarps = kThreads / 32, kTilePositions = 32, kTileChannels = 64;
 
 struct PixelJob {
-  Divisor tiles, pitch, rows, planes;  // tiles of positions, or accesses of a position; positions of a row, rows, planes
-  std::uint32_t positions;             // with the `lead` zeros in front
-  std::int32_t lead, width, channels, padded;
+  Divisor tiles;                       // of the places, or accesses of a place
+  Divisor slots, pitch, rows, planes;  // of a position, of a row, of a plane, of a sample
+  std::uint32_t places;                // [position][slot]
+  std::int32_t lead;                   // positions by which the first slot reads behind
+  std::int32_t positions, width, channels, padded;
   std::int64_t n, c, d, h, w;  // distances of x
 };
 
-// Where a position reads; false where it is a zero.
-UPFOLD_DEVICE bool pixel_of(const PixelJob& job, std::uint32_t position, std::int64_t& offset) {
-  const bool behind = position >= std::uint32_t(job.lead) && position < job.positions;
-  std::uint32_t rest = behind ? position - std::uint32_t(job.lead) : 0;
+// Where a place reads; false where it is a zero.
+UPFOLD_DEVICE bool pixel_of(const PixelJob& job, std::uint32_t place, std::int64_t& offset) {
+  const bool live = place < job.places;
+  const std::int32_t slot = std::int32_t(take(job.slots, place)), position = std::int32_t(place) + slot - job.lead;
+  const bool behind = live && position >= 0 && position < job.positions;
+  std::uint32_t rest = behind ? std::uint32_t(position) : 0;
   const std::uint32_t w = take(job.pitch, rest), h = take(job.rows, rest), d = take(job.planes, rest);
   offset = rest * job.n + d * job.d + h * job.h + w * job.w;
   return behind && w < std::uint32_t(job.width);
@@ -49,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int32_t at = warp + i * kTileWarps;
 #pragma unroll
     for (int c = lane; c < kTileChannels; c += 32) {
-      if (first + std::uint32_t(at) < job.positions && c < channels) to[std::int64_t(at) * job.padded + c] = tile[c][at];
+      if (first + std::uint32_t(at) < job.places && c < channels) to[std::int64_t(at) * job.padded + c] = tile[c][at];
     }
   }
 }
@@ -57,12 +61,12 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     window_copy_kernel(const PixelJob job, const Word* __restrict__ x, Word* __restrict__ to) {
-  std::uint32_t position = blockIdx.x * kThreads + threadIdx.x;
-  const std::int32_t c = std::int32_t(take(job.tiles, position));
-  if (position >= job.positions) return;
+  std::uint32_t place = blockIdx.x * kThreads + threadIdx.x;
+  const std::int32_t c = std::int32_t(take(job.tiles, place));
+  if (place >= job.places) return;
   std::int64_t offset;
-  const bool live = pixel_of(job, position, offset);
-  to[std::int64_t(position) * job.padded + c] = live && c < job.channels ? x[offset + c] : Word{};
+  const bool live = pixel_of(job, place, offset);
+  to[std::int64_t(place) * job.padded + c] = live && c < job.channels ? x[offset + c] : Word{};
 }
 
 struct WeightJob {
@@ -144,10 +148,12 @@ unsigned blocks_of(std::int64_t tiles, std::int64_t channels) {
 PixelJob pixel_job(const Problem& p, const Window& window, const ColumnBlock& block) {
   PixelJob job{};
   const std::int64_t rows = length(block.in_h), planes = length(block.in_d);
-  const std::int64_t lead = window.taps - 1, positions = lead + length(block.n) * planes * rows * window.pitch;
-  job.tiles = make_divisor(ceil_div(positions, kTilePositions)), job.pitch = make_divisor(window.pitch);
-  job.rows = make_divisor(rows), job.planes = make_divisor(planes);
-  job.positions = std::uint32_t(positions), job.lead = std::int32_t(lead), job.width = std::int32_t(p.in_w);
+  const std::int64_t positions = length(block.n) * planes * rows * window.pitch, slots = window.residues == 1 ? window.taps : 1;
+  const std::int64_t places = positions * slots + (slots == 1 ? window.taps - 1 : 0);
+  job.tiles = make_divisor(ceil_div(places, kTilePositions)), job.pitch = make_divisor(window.pitch);
+  job.slots = make_divisor(slots), job.rows = make_divisor(rows), job.planes = make_divisor(planes);
+  job.places = std::uint32_t(places), job.positions = std::int32_t(positions);
+  job.lead = std::int32_t(window.taps - 1), job.width = std::int32_t(p.in_w);
   job.channels = std::int32_t(p.in_channels), job.padded = std::int32_t(window.channels);
   job.n = p.x.n, job.c = p.x.c, job.d = p.x.d, job.h = p.x.h, job.w = p.x.w;
   return job;
@@ -180,7 +186,7 @@ void window_pixels(const Launch& launch, const Problem& p, const Window& window,
   job.channels /= std::int32_t(per_access), job.padded /= std::int32_t(per_access);
   job.n /= per_access, job.d /= per_access, job.h /= per_access, job.w /= per_access;
   job.tiles = make_divisor(job.padded);
-  const std::int64_t accesses = std::int64_t(job.positions) * job.padded;
+  const std::int64_t accesses = std::int64_t(job.places) * job.padded;
   require(accesses < std::int64_t(1) << 31, "windows of ", accesses, " accesses; the copy takes fewer than 2^31");
   with_word(access, [&](auto word) {
     using Word = decltype(word);

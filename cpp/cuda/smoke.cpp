@@ -261,7 +261,7 @@ void run_one(Random& random, bool with_gemm, Tally& tally) {
     if (!with_gemm) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;
-      const GemmForm form = GemmForm(pick(random, {0, 1, 2}));
+      const GemmForm form = GemmForm(pick(random, {0, 1, 2, 3}));
       const GemmOptions options{pick(random, {64 << 20, 1 << 20, 100000}), 0, pick(random, {0, 1}) != 0, atomic, has_bias, form};
       const GemmCall gemm(0, p, options);
       const std::int64_t bytes = gemm.workspace_bytes();
