@@ -87,7 +87,7 @@ class Call {
 
   void run() {
     if (plan_.to_result) return conv_transpose_whole();
-    if (plan_.window.taps > 0) return conv_transpose_windows();
+    if (plan_.window.taps > 0) return run_windows();
     moves_.copy_weight();
     for (const GemmBlock& block : plan_.blocks) {
       if (p_.op == Operator::kConvTranspose) {
@@ -126,18 +126,50 @@ class Call {
     }
   }
 
-  void conv_transpose_windows() {
-    window_weight(launch_, p_, plan_.window, operands_.w, workspace(plan_.weight_at));
+  void run_windows() {
     const std::int64_t lines = p_.out_channels * p_.kernel_d * p_.kernel_h;
+    void* const w = workspace(plan_.weight_at);
+    if (p_.op == Operator::kConvTranspose) window_weight(launch_, p_, plan_.window, operands_.w, w);
+    if (p_.op == Operator::kConv) window_weight_adjoint(launch_, p_, plan_.window, operands_.w, w);
     for (const GemmBlock& block : plan_.blocks) {
-      const std::int64_t row = block.columns.row_stride;
-      if (block.pixels > 0) {
+      if (block.pixels > 0 && p_.op != Operator::kConv) {
         window_pixels(launch_, p_, plan_.window, block.columns, operands_.x, workspace(plan_.x_at));
-        multiply_windows(row, lines);
       }
-      const ColumnStrides strides{p_.kernel_d * p_.kernel_h * row, p_.kernel_h * row, row, lines * row};
-      col2im(launch_, plan_.window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+      if (p_.op == Operator::kConvTranspose) {
+        conv_transpose_windows(block, lines);
+      } else if (p_.op == Operator::kConv) {
+        conv_windows(block);
+      } else {
+        conv_transpose_weight_windows(block);
+      }
     }
+    if (p_.op == Operator::kConvTransposeWeight) window_weight_result(launch_, p_, plan_.window, stage(), operands_.w);
+  }
+
+  void conv_transpose_windows(const GemmBlock& block, std::int64_t lines) {
+    const std::int64_t row = block.columns.row_stride;
+    if (block.pixels > 0) multiply_windows(row, lines);
+    const ColumnStrides strides{p_.kernel_d * p_.kernel_h * row, p_.kernel_h * row, row, lines * row};
+    col2im(launch_, plan_.window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+  }
+
+  // columns = im2col(y); x = the sums over windows of what each gives to its pixels.
+  void conv_windows(const GemmBlock& block) {
+    const Window& window = plan_.window;
+    const std::int64_t rows = block.rows, row = block.columns.row_stride, depth = p_.in_channels * window.taps;
+    im2col(launch_, window.reduced, block.columns, plan_.column_dtype, operands_.y, columns());
+    const Matrix weight{workspace(plan_.weight_at), p_.dtype, false, rows, 0, 0};
+    const Matrix result{nullptr, sum_dtype(p_.dtype), false, row, 0, 0};
+    multiply({row, depth, rows, 1, 1}, columns_matrix(block, false), weight, result, stage(), false);
+    moves_.sum_windows(block);
+  }
+
+  void conv_transpose_weight_windows(const GemmBlock& block) {
+    const Window& window = plan_.window;
+    const std::int64_t depth = window.taps * window.channels, pixels = block.samples * block.pixels;
+    im2col(launch_, window.reduced, block.columns, plan_.column_dtype, operands_.y, columns());
+    const Matrix x{workspace(plan_.x_at), p_.dtype, false, depth, 0, 0}, result{nullptr, sum_dtype(p_.dtype), false, depth, 0, 0};
+    multiply({depth, block.rows, pixels, 1, 1}, x, columns_matrix(block, false), result, stage(), !block.first_of_sum);
   }
 
   // One product, or one batch over the residues, for the phases that have all taps, one for the others.

@@ -89,4 +89,13 @@ void GemmMoves::unstage_weight(const GemmBlock& block) const {
          workspace(plan_.stage_at), nullptr, operands_.w);
 }
 
+void GemmMoves::sum_windows(const GemmBlock& block) const {
+  const ColumnBlock& c = block.columns;
+  Problem q = x_problem(p_);
+  q.in_w = plan_.window.pitch, q.kernel_w = plan_.window.taps, q.pad_w = plan_.window.taps - 1;
+  const ColumnBlock taps{c.n,    {0, p_.in_channels}, c.in_d,       c.in_h,      {0, q.in_w}, c.in_d,
+                         c.in_h, {0, p_.in_w},        block.pixels, c.row_stride};
+  col2im(launch_, q, taps, sum_dtype(p_.dtype), workspace(plan_.stage_at), nullptr, operands_.x);
+}
+
 }  // namespace upfold::cuda

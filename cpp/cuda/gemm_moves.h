@@ -19,6 +19,8 @@ class GemmMoves {
   // Rounds the staged part of x, whose channels are those of the block's groups, into its place.
   void unstage_x(const GemmBlock& block) const;
   void unstage_weight(const GemmBlock& block) const;
+  // The staged gradients of the windows' pixels, summed for every pixel of x.
+  void sum_windows(const GemmBlock& block) const;
 
  private:
   void* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }

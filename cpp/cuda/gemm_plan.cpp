@@ -18,6 +18,7 @@ constexpr double kFlops = 200e12, kBytes = 3.5e12;              // of a product 
 constexpr double kCopyStart = 2.5e-6, kCopyBytes = 2.5e12 / 2;  // of the copy, which reads and writes
 constexpr std::int64_t kLeastChannels = 16;                     // fewer make a product too flat
 constexpr std::int64_t kTile = 128, kBusy = 64;  // rows and columns of a product's tile; tiles that keep a device busy
+constexpr std::int64_t kLargeSample = 24 << 20;  // bytes of x and columns of a sample
 constexpr std::int64_t kLeastSum = 512;          // pixels of a part of a sum
 constexpr std::int64_t kLeastRows = 8;           // fewer recompute too much halo
 
@@ -149,7 +150,6 @@ class Planner {
   }
 
   std::int64_t weight_bytes() const {
-    if (windowed()) return aligned(window_weight_elements(p_, plan_.window) * element_bytes(p_.dtype));
     if (!plan_.repack_weight && !plan_.deep_weight) return 0;
     return aligned(p_.in_channels * out_channels_per_group(p_) * kernel_taps(p_) * element_bytes(p_.dtype));
   }
@@ -167,8 +167,10 @@ class Planner {
     const std::int64_t per_group = out_channels_per_group(p_), rows = std::min(b.channels, per_group) * kernel_taps(p_);
     if (p_.op != Operator::kConvTransposeWeight || b.samples == 1 || b.rows < positions_) return 0;
     if (pixels < std::max(2 * rows, kLeastSum)) return 0;
-    const std::int64_t tiles = ceil_div(rows, kTile) * ceil_div(in_channels_per_group(p_), kTile) * p_.groups;
+    const std::int64_t depth = in_channels_per_group(p_), tiles = ceil_div(rows, kTile) * ceil_div(depth, kTile) * p_.groups;
     if (tiles * b.samples >= kBusy) return 1;
+    // Samples then follow one another, which small ones do not repay.
+    if ((rows + depth) * p_.groups * pixels * element_bytes(p_.dtype) < kLargeSample) return 0;
     const std::int64_t most = std::min({ceil_div(2 * kBusy, tiles), pixels / (2 * rows), pixels / kLeastSum});
     for (std::int64_t parts = most; parts > 1; --parts) {
       if (pixels % (parts * kRowMultiple) == 0) return 2 * parts * tiles >= kBusy ? parts : 0;
@@ -178,8 +180,25 @@ class Planner {
 
   bool whole(const Blocking& b) const { return b.rows >= positions_; }
 
+  // The same for windows: the weight and x always go through the workspace, and what a gradient sums is staged.
+  void lay_out_windows(const Blocking& b, GemmPlan& plan) const {
+    const Window& window = plan.window;
+    const std::int64_t size = element_bytes(p_.dtype), sum_size = element_bytes(sum_dtype(p_.dtype));
+    const std::int64_t joined = padded(plane_ * in_positions(b.rows) * b.samples);
+    const bool has_weight = p_.op != Operator::kConvTransposeWeight, has_x = p_.op != Operator::kConv;
+    plan.flat = plan.copy_x = true;
+    plan.weight_at = plan.cublas_bytes;
+    plan.x_at = plan.weight_at + (has_weight ? aligned(window_weight_elements(window) * size) : 0);
+    plan.columns_at = plan.x_at + (has_x ? aligned(window_pixel_elements(window, joined * window.residues) * size) : 0);
+    plan.stage_at = plan.columns_at + aligned(p_.out_channels * kernel_taps(p_) * joined * element_bytes(plan.column_dtype));
+    plan.total_bytes = plan.stage_at;
+    if (!has_x) plan.total_bytes += aligned(p_.in_channels * window.taps * joined * sum_size);
+    if (!has_weight) plan.total_bytes += aligned(window_weight_elements(window) * sum_size);
+  }
+
   // What depends on the blocking: how x is read or written, and the sizes of the parts.
   void lay_out(const Blocking& b, GemmPlan& plan) const {
+    if (windowed()) return lay_out_windows(b, plan);
     const std::int64_t size = element_bytes(p_.dtype), sum_size = element_bytes(sum_dtype(p_.dtype));
     const std::int64_t pixels = plane_ * in_positions(b.rows), joined = padded(pixels * b.samples);
     const bool read = p_.op != Operator::kConv;
@@ -190,11 +209,11 @@ class Planner {
     plan.parts = in_place && !joins ? parts_of(b, pixels) : 0;
     const bool sums_pixels = p_.op == Operator::kConvTransposeWeight && plan.parts == 0;
     const bool must_join = !plan.outer && (sums_pixels || pixels < kSmallMap);
-    plan.flat = windowed() || joins || must_join || !in_place;
-    const bool copies = windowed() || !in_place || (plan.flat && !joins);
+    plan.flat = joins || must_join || !in_place;
+    const bool copies = !in_place || (plan.flat && !joins);
     plan.copy_x = read && copies;
-    plan.deep_x = !windowed() && plan.copy_x && over_outputs_ && tf32() && planar_x() &&
-                  in_channels_per_group(p_) >= kLeastDepth && in_channels_per_group(p_) * size % 16 == 0;
+    plan.deep_x = plan.copy_x && over_outputs_ && tf32() && planar_x() && in_channels_per_group(p_) >= kLeastDepth &&
+                  in_channels_per_group(p_) * size % 16 == 0;
     const std::int64_t per_group = out_channels_per_group(p_);
     const bool splits_group = b.channels < per_group;
     const bool many_pixels = b.samples < p_.batch || b.rows < positions_;
@@ -211,9 +230,7 @@ class Planner {
     const std::int64_t taps = kernel_taps(p_);
     plan.weight_at = plan.cublas_bytes;
     plan.x_at = plan.weight_at + weight_bytes();
-    const std::int64_t x_elements =
-        windowed() ? window_pixel_elements(plan.window, joined * plan.window.residues) : p_.in_channels * joined;
-    plan.columns_at = plan.x_at + (plan.copy_x ? aligned(x_elements * size) : 0);
+    plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
     plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;
     if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;

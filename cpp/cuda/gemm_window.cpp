@@ -15,10 +15,7 @@ constexpr double kAnother = 8e-6;  // seconds lost where a product is cut in two
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of every count that the copies divide
 constexpr std::int64_t kMostPhases = 32;               // of the reduced problem, above which col2im is slow
 
-// Seconds of a product that reads `operands` and writes `columns` bytes, and of the col2im behind it.
-double seconds(double flops, double rate, double operands, double columns, double result) {
-  return std::max(flops / rate, (operands + columns) / kColumnBytes) + (columns + result) / kColumnBytes;
-}
+bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 
 // What a problem moves, in bytes, and its products.
 struct Work {
@@ -26,29 +23,33 @@ struct Work {
 };
 Work work_of(const Problem& p) {
   const double size = double(element_bytes(p.dtype)), pixels = double(p.batch * in_pixels(p));
-  const double rows = double(p.out_channels * kernel_taps(p));
+  const double rows = double(p.out_channels * kernel_taps(p)),
+               column = double(p.op == Operator::kConvTranspose ? sum_bytes(p.dtype) : element_bytes(p.dtype));
   return {size * pixels * double(p.in_channels), size * double(p.in_channels) * rows,
-          size * double(p.batch * p.out_channels * out_pixels(p)), double(sum_bytes(p.dtype)) * pixels * rows,
+          size * double(p.batch * p.out_channels * out_pixels(p)), column * pixels * rows,
           2.0 * pixels * rows * double(p.in_channels)};
 }
 
-bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
+// Seconds of a product that moves `operands` beside the columns, and of the pass between columns and y.
+double seconds(const Work& work, double rate, double operands) {
+  return std::max(work.flops / rate, (operands + work.columns) / kColumnBytes) + (work.columns + work.y) / kColumnBytes;
+}
 
 double plain_seconds(const Problem& p, bool tf32) {
   const Work work = work_of(p);
-  const double rate = is_narrow(p.dtype) ? kNarrow : tf32 ? kTf32 : kIeee;
-  return seconds(work.flops, rate, work.x + work.w, work.columns, work.y);
+  const double rate = is_narrow(p.dtype) ? kNarrow : tf32 ? (p.op == Operator::kConvTranspose ? kTf32 : kDeepTf32) : kIeee;
+  return seconds(work, rate, work.x + work.w);
 }
 
 double window_seconds(const Problem& p, const Window& window, bool tf32) {
-  const Work work = work_of(p);
+  Work work = work_of(p);
   const double stretch = double(window.pitch) / double(p.in_w), wider = stretch * double(window.channels) / double(p.in_channels);
-  const double columns = work.columns * stretch * double(p.stride_w) / double(p.kernel_w);
-  const double x = work.x * wider * double(window.residues == 1 ? window.taps : 1);
+  work.columns *= stretch * double(p.stride_w) / double(p.kernel_w), work.flops *= wider;
+  double x = work.x * wider * double(window.residues == 1 ? window.taps : 1);
+  if (p.op == Operator::kConv) x *= double(sum_bytes(p.dtype)) / double(element_bytes(p.dtype));
   const double rate = is_narrow(p.dtype) ? kNarrow : tf32 ? kDeepTf32 : kDeepIeee;
-  const double parts = overlapping_batch(p) ? 0.0 : double(window.residues - 1);
-  return 2.0 * kLaunch + parts * kAnother + (work.x + x + 2.0 * work.w) / kCopyBytes +
-         seconds(work.flops * wider, rate, x + work.w, columns, work.y);
+  const double again = overlapping_batch(p) ? 0.0 : double(window.residues - 1) * kAnother;
+  return 2.0 * kLaunch + again + (work.x + x + 2.0 * work.w) / kCopyBytes + seconds(work, rate, x + work.w);
 }
 
 // Windows for a number of residues; none where a size is too large.
@@ -74,10 +75,12 @@ Window lay_out(const Problem& p, std::int64_t residues) {
 bool overlapping_batch(const Problem& p) { return is_narrow(p.dtype); }
 
 Window window_of(const Problem& p, const GemmOptions& options) {
-  if (p.op != Operator::kConvTranspose || options.atomic || options.form == GemmForm::kColumns) return {};
+  if (options.atomic || options.form == GemmForm::kColumns) return {};
+  // A phase with fewer taps than others would be multiplied by zeros in the gradient of x, which are no taps.
+  if (p.op == Operator::kConv && p.kernel_w % p.stride_w != 0) return {};
   if (p.groups != 1 || p.dilation_w != 1 || p.kernel_w <= p.stride_w || p.batch == 0) return {};
   const bool tf32 = options.allow_tf32 && p.dtype == Dtype::kFloat32;
-  const Window apart = lay_out(p, 1), residues = lay_out(p, 2);
+  const Window apart = lay_out(p, 1), residues = p.op == Operator::kConvTranspose ? lay_out(p, 2) : apart;
   if (options.form == GemmForm::kWindows) return apart;
   if (options.form == GemmForm::kResidues) return residues;
   const auto time = [&](const Window& window) { return window.taps > 0 ? window_seconds(p, window, tf32) : HUGE_VAL; };

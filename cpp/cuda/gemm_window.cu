@@ -115,10 +115,76 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+struct AdjointJob {
+  Divisor stride, kh, kd, oc, taps;
+  std::int64_t elements;
+  std::int64_t n, c, d, h, w;  // distances of the weight
+};
+
+// One element of the target a thread.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads)
+    window_adjoint_kernel(const AdjointJob job, const Word* __restrict__ weight, Word* __restrict__ to) {
+  const std::int64_t at = std::int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= job.elements) return;
+  std::uint32_t ic = std::uint32_t(at);
+  const std::uint32_t phase = take(job.stride, ic), kh = take(job.kh, ic), kd = take(job.kd, ic), oc = take(job.oc, ic);
+  const std::uint32_t kw = phase + (job.taps.value - 1 - take(job.taps, ic)) * job.stride.value;
+  to[at] = weight[ic * job.n + oc * job.c + kd * job.d + kh * job.h + kw * job.w];
+}
+
+// The way back of window_weight_kernel, from rows [oc][kd][kh][phase][j] of channels.
+template <typename Value, typename From>
+__global__ void __launch_bounds__(kThreads)
+    window_result_kernel(const WeightJob job, const From* __restrict__ from, Value* __restrict__ weight) {
+  __shared__ From tile[kTileChannels][kTilePositions + 1];
+  const std::int32_t lane = std::int32_t(threadIdx.x % 32), warp = std::int32_t(threadIdx.x / 32);
+  std::uint32_t rest = blockIdx.x;
+  const std::uint32_t first = take(job.tiles, rest) * kTilePositions;
+  const std::int32_t first_channel = std::int32_t(rest) * kTileChannels, channels = job.channels - first_channel;
+#pragma unroll
+  for (int i = 0; i < kTilePositions / kTileWarps; ++i) {
+    const std::int32_t at = warp + i * kTileWarps;
+    std::uint32_t line = first + std::uint32_t(at);
+    if (line >= job.rows) continue;
+    std::uint32_t j = take(job.kw, line);
+    const std::int64_t phase = take(job.stride, j);
+    const From* const source =
+        from + ((line * std::int64_t(job.stride.value) + phase) * job.taps + job.taps - 1 - j) * job.padded;
+#pragma unroll
+    for (int c = lane; c < kTileChannels; c += 32) {
+      if (c < channels) tile[c][at] = source[first_channel + c];
+    }
+  }
+  __syncthreads();  // the tile is complete
+  std::uint32_t oc = first + std::uint32_t(lane);
+  if (oc >= job.rows) return;
+  const std::uint32_t kw = take(job.kw, oc), kh = take(job.kh, oc), kd = take(job.kd, oc);
+  weight += oc * job.c + kd * job.d + kh * job.h + kw * job.w + first_channel * job.n;
+#pragma unroll
+  for (int i = 0; i < kTileChannels / kTileWarps; ++i) {
+    const std::int32_t c = warp + i * kTileWarps;
+    if (c < channels) weight[c * job.n] = Narrow<Value>::from(tile[c][lane]);
+  }
+}
+
+#define UPFOLD_RESULT_TYPES(DO)                  \
+  DO(kFloat32, float, float)                     \
+  DO(kFloat64, double, double)                   \
+  DO(kFloat16, __half, float)                    \
+  DO(kBFloat16, __nv_bfloat16, float)            \
+  DO(kComplex64, Complex<float>, Complex<float>) \
+  DO(kComplex128, Complex<double>, Complex<double>)
+#define UPFOLD_INSTANTIATE(dtype, Value, From) \
+  template __global__ void window_result_kernel<Value, From>(const WeightJob, const From*, Value*);
+UPFOLD_RESULT_TYPES(UPFOLD_INSTANTIATE)
+#undef UPFOLD_INSTANTIATE
+
 #define UPFOLD_WORDS(DO) DO(std::uint16_t) DO(std::uint32_t) DO(uint2) DO(uint4)
-#define UPFOLD_INSTANTIATE(Word)                                                         \
-  template __global__ void window_turn_kernel<Word>(const PixelJob, const Word*, Word*); \
-  template __global__ void window_copy_kernel<Word>(const PixelJob, const Word*, Word*); \
+#define UPFOLD_INSTANTIATE(Word)                                                              \
+  template __global__ void window_turn_kernel<Word>(const PixelJob, const Word*, Word*);      \
+  template __global__ void window_copy_kernel<Word>(const PixelJob, const Word*, Word*);      \
+  template __global__ void window_adjoint_kernel<Word>(const AdjointJob, const Word*, Word*); \
   template __global__ void window_weight_kernel<Word>(const WeightJob, const Word*, Word*);
 UPFOLD_WORDS(UPFOLD_INSTANTIATE)
 
@@ -195,7 +261,9 @@ void window_pixels(const Launch& launch, const Problem& p, const Window& window,
   });
 }
 
-void window_weight(const Launch& launch, const Problem& p, const Window& window, const void* w, void* to) {
+namespace {
+
+WeightJob weight_job(const Problem& p, const Window& window) {
   WeightJob job{};
   const std::int64_t lines = p.out_channels * p.kernel_d * p.kernel_h, rows = lines * p.kernel_w;
   job.tiles = make_divisor(ceil_div(rows, kTilePositions));
@@ -204,11 +272,51 @@ void window_weight(const Launch& launch, const Problem& p, const Window& window,
   job.taps = std::int32_t(window.taps), job.full = std::int32_t(window.full), job.lines = std::int32_t(lines);
   job.channels = std::int32_t(p.in_channels), job.padded = std::int32_t(window.channels);
   job.n = p.w.n, job.c = p.w.c, job.d = p.w.d, job.h = p.w.h, job.w = p.w.w;
+  return job;
+}
+
+}  // namespace
+
+void window_weight(const Launch& launch, const Problem& p, const Window& window, const void* w, void* to) {
+  const WeightJob job = weight_job(p, window);
   with_word(element_bytes(p.dtype), [&](auto word) {
     using Word = decltype(word);
     launch_kernel("windows of the weight", window_weight_kernel<Word>, launch, blocks_of(job.tiles.value, job.padded), kThreads,
                   job, static_cast<const Word*>(w), static_cast<Word*>(to));
   });
+}
+
+void window_weight_adjoint(const Launch& launch, const Problem& p, const Window& window, const void* w, void* to) {
+  const std::int64_t elements = p.in_channels * p.out_channels * kernel_taps(p);
+  require(elements < std::int64_t(1) << 31, "windows of a weight of ", elements, " elements; the copy takes fewer than 2^31");
+  const AdjointJob job{make_divisor(p.stride_w),
+                       make_divisor(p.kernel_h),
+                       make_divisor(p.kernel_d),
+                       make_divisor(p.out_channels),
+                       make_divisor(window.taps),
+                       elements,
+                       p.w.n,
+                       p.w.c,
+                       p.w.d,
+                       p.w.h,
+                       p.w.w};
+  with_word(element_bytes(p.dtype), [&](auto word) {
+    using Word = decltype(word);
+    launch_kernel("windows of the weight", window_adjoint_kernel<Word>, launch, unsigned((elements + kThreads - 1) / kThreads),
+                  kThreads, job, static_cast<const Word*>(w), static_cast<Word*>(to));
+  });
+}
+
+void window_weight_result(const Launch& launch, const Problem& p, const Window& window, const void* from, void* w) {
+  const WeightJob job = weight_job(p, window);
+#define UPFOLD_CASE(dtype_name, Value, From)                                                                      \
+  if (p.dtype == Dtype::dtype_name) {                                                                             \
+    return launch_kernel("gradient of the weight", window_result_kernel<Value, From>, launch,                     \
+                         blocks_of(job.tiles.value, job.channels), kThreads, job, static_cast<const From*>(from), \
+                         static_cast<Value*>(w));                                                                 \
+  }
+  UPFOLD_RESULT_TYPES(UPFOLD_CASE)
+#undef UPFOLD_CASE
 }
 
 }  // namespace upfold::cuda

@@ -22,7 +22,7 @@ struct Window {
   Problem reduced{};
 };
 
-// The windows of a transposed convolution, or none where there cannot be any or they do not pay.
+// The windows of an operator, or none where there cannot be any or they do not pay.
 Window window_of(const Problem& p, const GemmOptions& options);
 
 // Whether a batch over residues is as quick as its products are; in float32 cuBLAS then takes kernels of an older generation.
@@ -32,8 +32,8 @@ bool overlapping_batch(const Problem& p);
 inline std::int64_t window_pixel_elements(const Window& window, std::int64_t positions) {
   return (window.residues == 1 ? positions * window.taps : positions + window.taps - 1) * window.channels;
 }
-inline std::int64_t window_weight_elements(const Problem& p, const Window& window) {
-  return p.out_channels * p.kernel_d * p.kernel_h * p.kernel_w * window.channels;
+inline std::int64_t window_weight_elements(const Window& window) {
+  return window.reduced.out_channels * kernel_taps(window.reduced) / window.residues * window.taps * window.channels;
 }
 
 // Positions are counted through (n, d, h, w) of the block, w up to `pitch`, and hold zeros beyond the width of x. To
@@ -41,7 +41,14 @@ inline std::int64_t window_weight_elements(const Problem& p, const Window& windo
 void window_pixels(const Launch& launch, const Problem& p, const Window& window, const ColumnBlock& block, const void* x,
                    void* to);
 
-// to[phase][oc][kd][kh][j][channel] for the phases with all taps, j = 0 being the last of them, then the same for the others.
+// For the forward: to[phase][oc][kd][kh][j][channel] for the phases with all taps, j = 0 being the last of them, then the same
+// for the others.
 void window_weight(const Launch& launch, const Problem& p, const Window& window, const void* w, void* to);
+
+// For the gradient of x: to[ic][j][oc][kd][kh][phase], every phase having all taps.
+void window_weight_adjoint(const Launch& launch, const Problem& p, const Window& window, const void* w, void* to);
+
+// The gradient of the weight, from[oc][kd][kh][phase][j][channel] in the type of the sums, into its place.
+void window_weight_result(const Launch& launch, const Problem& p, const Window& window, const void* from, void* w);
 
 }  // namespace upfold::cuda

@@ -161,6 +161,21 @@ def test_every_form_of_the_product_is_exact(case, dtype, last, device):
                     assert_exact(ours((x, w, b), case.geometry, "gemm"), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex128])
+@pytest.mark.parametrize("case", cases.by_tier("smoke", "edge", "seeds", "decoders", "irregular"), ids=lambda case: case.name)
+def test_gradients_of_every_form_are_exact(case, dtype, device):
+    operands, grad, want = test_exact._backward_case(case.scaled(0.005), dtype.is_complex)
+    leaves = [test_exact._cast(tensor, dtype, device).requires_grad_() for tensor in operands]
+    problem = describe(*leaves, tuple(geometry_arguments(case.geometry).values()))
+    for cap in (256, 33):
+        for config in GEMM.configs(problem, device):
+            with upfold.use(workspace_mb=cap), use_config(config):
+                y = ours(tuple(leaves), case.geometry, "gemm")
+                got = torch.autograd.grad(y, leaves, test_exact._cast(grad, dtype, device))
+            for one, other in zip(got, want, strict=True):
+                assert_exact(one, other)
+
+
 def test_float32_is_rounded_to_tf32_only_where_torch_allows_it(device):
     x, w = operands(device)
     exact = torch.nn.functional.conv_transpose2d(x.double().cpu(), w.double().cpu(), stride=2, padding=1)
