@@ -6,7 +6,7 @@
 // ascending order: neighbouring outputs of one phase read neighbouring pixels. im2col. A thread owns one column element at a
 // time, a block kThreads neighbours in iw; it reads y at (n, oc, i * stride - pad + k * dilation) and writes 0 where that lies
 // outside. No shared memory, no barrier, no atomics. Offsets are 32-bit when the host has proved that they suffice. Common types
-// and strides never come here: col2im_rows.cu and im2col_rows.cu take them.
+// and strides never come here: col2im_*.cu and im2col_*.cu take them.
 #include "../columns.h"
 #include "activation.cuh"
 #include "taps.cuh"
@@ -136,6 +136,7 @@ UPFOLD_COLUMN_TYPES(UPFOLD_INSTANTIATE)
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
+#include <cstdlib>
 
 #include "columns.cuh"
 #include "launch.cuh"
@@ -289,6 +290,12 @@ bool takes_long_rows(const RowsJob& job) {
   return units >= kLong && 10 * units >= 6 * ceil_div(units, kOfWarp) * kOfWarp;
 }
 
+// im2col of a planar y goes through shared memory, but for long rows of 4-byte columns at small strides, which need no turning.
+bool takes_tiles(const RowsJob& job, std::size_t element) {
+  if (job.y_c == 1 && job.channels > 1) return false;
+  return element == 2 || job.w.stride.value > 2 || !takes_long_rows(job);
+}
+
 }  // namespace
 
 bool spread_rows(RowsJob& job, std::int64_t lines, int units, int phases) {
@@ -326,7 +333,8 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, co
     RowsJob job{};
     if (make_rows_job(p, block, strides, true, job)) {
       job.vector = neighbours(p, block, y, sizeof(Value));
-      const bool equal = takes_equal(job) && job.w.stride.value > 1;
+      static const int scratch_mode = std::getenv("UPFOLD_COLUMNS") ? std::atoi(std::getenv("UPFOLD_COLUMNS")) : 0;
+      const bool equal = takes_equal(job) && job.w.stride.value > 1 && !(scratch_mode & 1);
       if (equal && col2im_equal(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
@@ -353,6 +361,8 @@ void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     const DeviceScope scope(launch.device);
     RowsJob job{};
     if (make_rows_job(p, block, strides, false, job)) {
+      static const int scratch_mode = std::getenv("UPFOLD_COLUMNS") ? std::atoi(std::getenv("UPFOLD_COLUMNS")) : 0;
+      if (!(scratch_mode & 2) && takes_tiles(job, sizeof(Column)) && im2col_tiles(launch, p.dtype, column_dtype, job, y, columns)) return;
       const auto common = takes_long_rows(job) ? im2col_rows : im2col_joined;
       if (common(launch, p.dtype, column_dtype, job, y, columns)) return;
     }

@@ -8,11 +8,6 @@
 
 namespace upfold::cuda {
 
-template <typename Column, typename Value>
-UPFOLD_DEVICE Column convert(Value v) {
-  return Narrow<Column>::from(widen(v));
-}
-
 template <typename Value, typename Column, int kItems>
 __global__ void __launch_bounds__(kRowThreads)
     im2col_joined_kernel(const RowsJob job, const Value* __restrict__ y, Column* __restrict__ columns) {

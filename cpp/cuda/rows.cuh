@@ -68,6 +68,16 @@ struct alignas(kCount * sizeof(Value)) Pack {
   Value v[kCount];
 };
 
+// A value of y as one of columns: the same bits, or a 16-bit float widened.
+template <typename Column, typename Value>
+UPFOLD_DEVICE Column convert(Value v) {
+  if constexpr (sizeof(Column) == sizeof(Value)) {
+    return v;
+  } else {
+    return Narrow<Column>::from(widen(v));
+  }
+}
+
 #ifndef __CUDACC_RTC__
 struct Launch;
 
@@ -85,6 +95,8 @@ bool col2im_equal(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob
                   void* y);
 bool im2col_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
 bool im2col_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
+// Any widths, planar y, through shared memory; false also where a line of y is too long for a tile.
+bool im2col_tiles(const Launch& launch, Dtype dtype, Dtype column_dtype, const RowsJob& job, const void* y, void* columns);
 
 // Joined rows: channels of a lane (`items`, or 1 where that would leave the device idle).
 int lane_channels(const RowsJob& job, int items);
