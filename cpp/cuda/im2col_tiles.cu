@@ -18,6 +18,13 @@ struct TileBlock {
 
 constexpr std::int64_t kZero = -1;  // the place of a line outside y
 
+// Blocks of a multiprocessor that the registers leave room for; before sm_80 it holds 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kBlocks = 4;
+#else
+constexpr int kBlocks = 5;
+#endif
+
 UPFOLD_DEVICE TileBlock place_block(const TileJob& job, std::uint32_t rest) {
   TileBlock block;
   block.kh = std::int32_t(take(job.runs, rest)) * job.run;
@@ -193,7 +200,7 @@ UPFOLD_DEVICE void store_taps(const TileJob& job, const TileBlock& block, const 
 }
 
 template <typename Value, typename Column, int kLoad>
-__global__ void __launch_bounds__(kRowThreads, 5)
+__global__ void __launch_bounds__(kRowThreads, kBlocks)
     im2col_tiles_kernel(const TileJob job, const Value* __restrict__ y, Column* __restrict__ columns) {
   extern __shared__ uint4 shared[];
   Value* const held = reinterpret_cast<Value*>(shared);
