@@ -9,8 +9,7 @@
 
 namespace upfold::cuda {
 
-constexpr int kUnits = 4;   // of a lane at a time
-constexpr int kVector = 4;  // values of an access to y, where its alignment allows
+constexpr int kUnits = 4;  // of a lane at a time
 
 // A line is a row of y as far as a tile needs it; `slot` is its number among those of one image.
 struct TileJob {
@@ -62,8 +61,11 @@ class TileSizes {
     const std::int64_t reach = std::int64_t(job_.w.kernel - 1) * job_.w.dilation;
     return ceil_div(ahead_ + (width - 1) * job_.w.stride.value + reach + 1, load_) * load_;
   }
-  // Odd, so that neighbouring phases lie in different banks.
-  std::int64_t phase_pitch(std::int64_t width) const { return ceil_div(positions(width), job_.w.stride.value) | 1; }
+  // Odd, so that neighbouring phases lie in different banks. Two phases take half vectors instead.
+  std::int64_t phase_pitch(std::int64_t width) const {
+    const std::int64_t pitch = ceil_div(positions(width), job_.w.stride.value);
+    return job_.w.stride.value == 2 ? pitch : pitch | 1;
+  }
   std::int64_t line_pitch(std::int64_t width) const {
     const std::int64_t stride = job_.w.stride.value;
     return stride == 1 ? positions(width) : phase_pitch(width) * stride;
@@ -148,12 +150,14 @@ bool choose_tile(const RowsJob& job, const TileSizes& sizes, int pair, Tile& t) 
   return true;
 }
 
-// Vectors where every line of y begins at a multiple of one and ends at one.
+// Values of an access to y: vectors where every line of y begins at a multiple of one and ends at one.
 int load_of(const RowsJob& job, const void* y, int element) {
-  const auto fits = [](std::int64_t step) { return step % kVector == 0; };
-  const bool aligned = reinterpret_cast<std::uintptr_t>(y) % std::uintptr_t(kVector * element) == 0;
-  const bool steps = fits(job.y_n) && fits(job.y_c) && fits(job.y_d) && fits(job.y_h) && fits(job.w.out_size);
-  return job.y_w == 1 && aligned && steps ? kVector : 1;
+  for (int load = 16 / element; load >= 4 && job.y_w == 1; load /= 2) {
+    const auto fits = [load](std::int64_t step) { return step % load == 0; };
+    const bool steps = fits(job.y_n) && fits(job.y_c) && fits(job.y_d) && fits(job.y_h) && fits(job.w.out_size);
+    if (steps && reinterpret_cast<std::uintptr_t>(y) % std::uintptr_t(load * element) == 0) return load;
+  }
+  return 1;
 }
 
 void count_images(const RowsJob& job, const Tile& t, TileJob& tiles) {
