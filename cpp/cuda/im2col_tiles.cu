@@ -49,17 +49,17 @@ UPFOLD_DEVICE void fill_tables(const TileJob& job, const TileBlock& block, std::
   const std::int32_t oh_begin = block.row * job.stride_h + job.origin_h + block.kh * job.dilation_h;
   for (std::uint32_t line = threadIdx.x; line < lines; line += kRowThreads) {
     std::uint32_t local = line;
-    std::uint32_t far = take(job.slots, local);
-    const std::int32_t near = std::int32_t(take(job.per, far));
+    std::uint32_t major = take(job.slots, local);
+    const std::int32_t minor = std::int32_t(take(job.per, major));
     std::uint32_t outer = block.image + local;
     const bool exists = outer < job.images;
     const std::int32_t id = std::int32_t(take(job.in_d, outer));
     const std::uint32_t inner = take(job.inner, outer);
     const std::int32_t od = id * job.stride_d + job.origin_d + block.kd * job.dilation_d;
-    const std::int32_t oh = oh_begin + std::int32_t(far) * job.step_far + near * job.step_near;
+    const std::int32_t oh = oh_begin + std::int32_t(major) * job.step_major + minor * job.step_minor;
     const bool inside = exists && std::uint32_t(od) < std::uint32_t(job.out_d) && std::uint32_t(oh) < std::uint32_t(job.out_h);
     line_at[line] = inside ? job.y_begin + inner * job.y_inner + outer * job.y_outer + od * job.y_d + oh * job.y_h : kZero;
-    if (far == 0 && near == 0)
+    if (major == 0 && minor == 0)
       image_at[local] = inner * job.columns_inner + outer * job.columns_outer + std::int64_t(id) * job.in_h * job.in_w;
   }
   for (std::int32_t tap = std::int32_t(threadIdx.x); tap < block.taps; tap += kRowThreads) {
@@ -182,6 +182,11 @@ UPFOLD_DEVICE void copy_taps(const Unit<Column>* units, const Value* held, const
       if constexpr (kWhole) {
         if (units[i].whole) *reinterpret_cast<Pack<Column, kPixels>*>(to) = values[i];
       } else {
+        // Rows of an odd number of pixels: every second one is aligned.
+        if (units[i].pixels == kPixels && reinterpret_cast<std::uintptr_t>(to) % sizeof(values[i]) == 0) {
+          *reinterpret_cast<Pack<Column, kPixels>*>(to) = values[i];
+          continue;
+        }
 #pragma unroll
         for (int j = 0; j < kPixels; ++j) {
           if (j < units[i].pixels) to[j] = values[i].v[j];

@@ -11,7 +11,7 @@ namespace upfold::cuda {
 
 constexpr int kUnits = 4;  // of a lane at a time
 
-// A line is a row of y as far as a tile needs it; `slot` is its number among those of one image.
+// A line is a row of y as major as a tile needs it; `slot` is its number among those of one image.
 struct TileJob {
   // Blocks are counted through (run of kh, kd, tile on w, tile on h, group of images).
   Divisor runs, kernel_d, tiles_w, tiles_h;
@@ -24,9 +24,9 @@ struct TileJob {
   // Pixels: `units` = kPair neighbours each, of an image's tile.
   Divisor units, width;
   std::int32_t rows, in_h, in_w;
-  // Slot number s holds the line oh = first + s / per * step_far + s % per * step_near.
+  // Slot number s holds the line oh = first + s / per * step_major + s % per * step_minor.
   Divisor slots, per;
-  std::int32_t step_far, step_near, slot_row, slot_kh;
+  std::int32_t step_major, step_minor, slot_row, slot_kh;
   // Elements of shared memory: a phase of a line, a line. Vectors of a line; positions by which it begins ahead of tap 0.
   Divisor vectors;
   std::int32_t phase_pitch, line_pitch, ahead;
@@ -177,7 +177,7 @@ void count_lines(const RowsJob& job, const TileSizes& sizes, const Tile& t, int 
   const bool shares = sizes.shares(t);
   const std::int32_t stride = std::int32_t(job.h.stride.value), dilation = job.h.dilation;
   tiles.slots = make_divisor(sizes.slots(t)), tiles.per = make_divisor(shares ? 1 : t.run);
-  tiles.step_far = shares ? 1 : stride, tiles.step_near = shares ? 0 : dilation;
+  tiles.step_major = shares ? 1 : stride, tiles.step_minor = shares ? 0 : dilation;
   tiles.slot_row = shares ? stride : std::int32_t(t.run), tiles.slot_kh = shares ? dilation : 1;
   tiles.vectors = make_divisor(sizes.positions(t.width) / load), tiles.ahead = std::int32_t(sizes.ahead());
   tiles.phase_pitch = std::int32_t(sizes.phase_pitch(t.width)), tiles.line_pitch = std::int32_t(sizes.line_pitch(t.width));
