@@ -12,11 +12,19 @@ namespace upfold::cuda {
 
 struct TileBlock {
   std::uint32_t image;
-  std::int32_t row, col;  // first pixel
+  std::int32_t row, col;    // first pixel
+  std::int32_t rows, cols;  // of pixels that exist
   std::int32_t kd, kh, taps;
 };
 
-constexpr std::int64_t kZero = -1;  // the place of a line outside y
+constexpr std::int64_t kZero = -1;  // the place of a line outside y; those inside are not negative
+
+// Blocks of a multiprocessor that the registers leave room for; before sm_80 it holds 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kBlocks = 4;
+#else
+constexpr int kBlocks = 5;
+#endif
 
 UPFOLD_DEVICE TileBlock place_block(const TileJob& job, std::uint32_t rest) {
   TileBlock block;
@@ -25,6 +33,9 @@ UPFOLD_DEVICE TileBlock place_block(const TileJob& job, std::uint32_t rest) {
   block.col = std::int32_t(take(job.tiles_w, rest) * job.width.value);
   block.row = std::int32_t(take(job.tiles_h, rest)) * job.rows;
   block.image = rest * job.group;
+  const std::int32_t rows = job.in_h - block.row, cols = job.in_w - block.col;
+  block.rows = rows < job.rows ? rows : job.rows;
+  block.cols = cols < std::int32_t(job.width.value) ? cols : std::int32_t(job.width.value);
   const std::int32_t left = job.kernel_h - block.kh;
   block.taps = (left < job.run ? left : job.run) * std::int32_t(job.kernel_w.value);
   return block;
@@ -38,17 +49,17 @@ UPFOLD_DEVICE void fill_tables(const TileJob& job, const TileBlock& block, std::
   const std::int32_t oh_begin = block.row * job.stride_h + job.origin_h + block.kh * job.dilation_h;
   for (std::uint32_t line = threadIdx.x; line < lines; line += kRowThreads) {
     std::uint32_t local = line;
-    std::uint32_t far = take(job.slots, local);
-    const std::int32_t near = std::int32_t(take(job.per, far));
+    std::uint32_t major = take(job.slots, local);
+    const std::int32_t minor = std::int32_t(take(job.per, major));
     std::uint32_t outer = block.image + local;
     const bool exists = outer < job.images;
     const std::int32_t id = std::int32_t(take(job.in_d, outer));
     const std::uint32_t inner = take(job.inner, outer);
     const std::int32_t od = id * job.stride_d + job.origin_d + block.kd * job.dilation_d;
-    const std::int32_t oh = oh_begin + std::int32_t(far) * job.step_far + near * job.step_near;
+    const std::int32_t oh = oh_begin + std::int32_t(major) * job.step_major + minor * job.step_minor;
     const bool inside = exists && std::uint32_t(od) < std::uint32_t(job.out_d) && std::uint32_t(oh) < std::uint32_t(job.out_h);
     line_at[line] = inside ? job.y_begin + inner * job.y_inner + outer * job.y_outer + od * job.y_d + oh * job.y_h : kZero;
-    if (far == 0 && near == 0)
+    if (major == 0 && minor == 0)
       image_at[local] = inner * job.columns_inner + outer * job.columns_outer + std::int64_t(id) * job.in_h * job.in_w;
   }
   for (std::int32_t tap = std::int32_t(threadIdx.x); tap < block.taps; tap += kRowThreads) {
@@ -68,6 +79,16 @@ UPFOLD_DEVICE void hold(const TileJob& job, Value* line, std::uint32_t at, const
     *reinterpret_cast<Pack<Value, kLoad>*>(line + at) = values;
     return;
   }
+  if constexpr (kLoad > 1) {
+    if (job.stride_w.value == 2) {
+      Pack<Value, kLoad / 2> phases[2];
+#pragma unroll
+      for (int i = 0; i < kLoad; ++i) phases[i % 2].v[i / 2] = values.v[i];
+      *reinterpret_cast<Pack<Value, kLoad / 2>*>(line + at / 2) = phases[0];
+      *reinterpret_cast<Pack<Value, kLoad / 2>*>(line + job.phase_pitch + at / 2) = phases[1];
+      return;
+    }
+  }
   std::uint32_t q = at, r = take(job.stride_w, q);
 #pragma unroll
   for (int i = 0; i < kLoad; ++i) {
@@ -79,7 +100,7 @@ UPFOLD_DEVICE void hold(const TileJob& job, Value* line, std::uint32_t at, const
 template <typename Value, int kLoad>
 UPFOLD_DEVICE void load_lines(const TileJob& job, const TileBlock& block, const Value* __restrict__ y,
                               const std::int64_t* line_at, Value* held) {
-  constexpr int kBatch = 4;  // loads in flight
+  constexpr int kBatch = kLoad == 8 ? 2 : 4;  // loads in flight
   const std::uint32_t total = job.group * job.slots.value * job.vectors.value;
   const std::int32_t ow_begin = block.col * std::int32_t(job.stride_w.value) + job.origin_w - job.ahead;
   for (std::uint32_t first = threadIdx.x; first < total; first += kBatch * kRowThreads) {
@@ -95,7 +116,7 @@ UPFOLD_DEVICE void load_lines(const TileJob& job, const TileBlock& block, const 
       const std::int64_t line = line_at[lines[i]];
       const std::int32_t ow = ow_begin + std::int32_t(at[i]);
       // A vector lies inside or outside: out_w and ow are multiples of kLoad.
-      if (line != kZero && std::uint32_t(ow) < std::uint32_t(job.out_w))
+      if (line >= 0 && std::uint32_t(ow) < std::uint32_t(job.out_w))
         values[i] = *reinterpret_cast<const Pack<Value, kLoad>*>(y + line + ow * job.y_w);
     }
 #pragma unroll
@@ -105,8 +126,8 @@ UPFOLD_DEVICE void load_lines(const TileJob& job, const TileBlock& block, const 
   }
 }
 
-// A lane's unit: where its pixels lie in columns, and the bytes before what tap 0 reads for them. `pixels` exist; one access
-// where `whole`.
+// A lane's unit, `columns` being those of the tile's first pixel: where its pixels lie in columns, and the bytes before what tap
+// 0 reads for them. `pixels` exist; one access where `whole`.
 template <typename Column>
 struct Unit {
   Column* target;
@@ -122,15 +143,16 @@ UPFOLD_DEVICE Unit<Column> unit_of(const TileJob& job, const TileBlock& block, s
   const std::uint32_t pixel = take(job.units, number) * kPixels;
   Unit<Column> unit{columns, {}, 0, false};
   if (number >= job.group || block.image + number >= job.images) return unit;
+  std::uint32_t row = pixel;
+  std::int32_t col = std::int32_t(take(job.width, row));
+  unit.target += image_at[number] + (std::int32_t(row) * job.in_w + col);
 #pragma unroll
   for (std::uint32_t i = 0; i < kPixels; ++i) {
-    std::uint32_t row = pixel + i;
-    const std::int32_t col = std::int32_t(take(job.width, row)), at_h = block.row + std::int32_t(row);
-    const bool exists = std::int32_t(row) < job.rows && at_h < job.in_h && block.col + col < job.in_w;
+    const bool exists = std::int32_t(row) < block.rows && col < block.cols;
     const std::int32_t slot = std::int32_t(number * job.slots.value + row * job.slot_row);
     unit.held[i] = exists ? (slot * job.line_pitch + col) * std::int32_t(sizeof(Value)) : 0;
     unit.pixels += exists ? 1 : 0;
-    if (i == 0) unit.target += image_at[number] + std::int64_t(at_h) * job.in_w + block.col + col;
+    if (++col == std::int32_t(job.width.value)) col = 0, ++row;
   }
   // Tiles are as wide as the plane or an even number of pixels: the second pixel of a unit follows the first in columns.
   const bool aligned = reinterpret_cast<std::uintptr_t>(unit.target) % (kPixels * sizeof(Column)) == 0;
@@ -160,6 +182,11 @@ UPFOLD_DEVICE void copy_taps(const Unit<Column>* units, const Value* held, const
       if constexpr (kWhole) {
         if (units[i].whole) *reinterpret_cast<Pack<Column, kPixels>*>(to) = values[i];
       } else {
+        // Rows of an odd number of pixels: every second one is aligned.
+        if (units[i].pixels == kPixels && reinterpret_cast<std::uintptr_t>(to) % sizeof(values[i]) == 0) {
+          *reinterpret_cast<Pack<Column, kPixels>*>(to) = values[i];
+          continue;
+        }
 #pragma unroll
         for (int j = 0; j < kPixels; ++j) {
           if (j < units[i].pixels) to[j] = values[i].v[j];
@@ -193,7 +220,7 @@ UPFOLD_DEVICE void store_taps(const TileJob& job, const TileBlock& block, const 
 }
 
 template <typename Value, typename Column, int kLoad>
-__global__ void __launch_bounds__(kRowThreads, 5)
+__global__ void __launch_bounds__(kRowThreads, kBlocks)
     im2col_tiles_kernel(const TileJob job, const Value* __restrict__ y, Column* __restrict__ columns) {
   extern __shared__ uint4 shared[];
   Value* const held = reinterpret_cast<Value*>(shared);
@@ -207,13 +234,20 @@ __global__ void __launch_bounds__(kRowThreads, 5)
   load_lines<Value, kLoad>(job, block, y, line_at, held);
   __syncthreads();
   const std::int32_t first_tap = (block.kd * job.kernel_h + block.kh) * std::int32_t(job.kernel_w.value);
-  store_taps(job, block, held, tap_at, image_at, columns + std::int64_t(first_tap) * job.row_stride);
+  columns += std::int64_t(first_tap) * job.row_stride + std::int64_t(block.row) * job.in_w + block.col;
+  store_taps(job, block, held, tap_at, image_at, columns);
 }
 
-#define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column)                                          \
-  template __global__ void im2col_tiles_kernel<Value, Column, 1>(const TileJob, const Value*, Column*); \
-  template __global__ void im2col_tiles_kernel<Value, Column, kVector>(const TileJob, const Value*, Column*);
+#define UPFOLD_INSTANTIATE_LOAD(Value, Column, load) \
+  template __global__ void im2col_tiles_kernel<Value, Column, load>(const TileJob, const Value*, Column*);
+#define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column) \
+  UPFOLD_INSTANTIATE_LOAD(Value, Column, 1)                    \
+  UPFOLD_INSTANTIATE_LOAD(Value, Column, 4)
 UPFOLD_ROW_TYPES(UPFOLD_INSTANTIATE)
+UPFOLD_INSTANTIATE_LOAD(__half, __half, 8)
+UPFOLD_INSTANTIATE_LOAD(__half, float, 8)
+UPFOLD_INSTANTIATE_LOAD(__nv_bfloat16, __nv_bfloat16, 8)
+UPFOLD_INSTANTIATE_LOAD(__nv_bfloat16, float, 8)
 
 }  // namespace upfold::cuda
 
@@ -237,7 +271,10 @@ bool launch_tiles(const Launch& launch, const RowsJob& job, const Value* y, Colu
   tiles.line_table = std::int32_t(ceil_div(held, 16) * 16), tiles.image_table = std::int32_t(tiles.line_table + lines * 8);
   tiles.tap_table = std::int32_t(tiles.image_table + t.group * 8);
   const int bytes = tiles.tap_table + std::int32_t(t.run * job.w.kernel * 4);
-  const auto kernel = load > 1 ? im2col_tiles_kernel<Value, Column, kVector> : im2col_tiles_kernel<Value, Column, 1>;
+  auto kernel = load > 1 ? im2col_tiles_kernel<Value, Column, 4> : im2col_tiles_kernel<Value, Column, 1>;
+  if constexpr (sizeof(Value) == 2) {
+    if (load == 8) kernel = im2col_tiles_kernel<Value, Column, 8>;
+  }
   launch_grid("im2col", kernel, launch, {blocks, kRowThreads, bytes}, tiles, y, columns);
   return true;
 }

@@ -9,10 +9,9 @@
 
 namespace upfold::cuda {
 
-constexpr int kUnits = 4;   // of a lane at a time
-constexpr int kVector = 4;  // values of an access to y, where its alignment allows
+constexpr int kUnits = 4;  // of a lane at a time
 
-// A line is a row of y as far as a tile needs it; `slot` is its number among those of one image.
+// A line is a row of y as major as a tile needs it; `slot` is its number among those of one image.
 struct TileJob {
   // Blocks are counted through (run of kh, kd, tile on w, tile on h, group of images).
   Divisor runs, kernel_d, tiles_w, tiles_h;
@@ -25,9 +24,9 @@ struct TileJob {
   // Pixels: `units` = kPair neighbours each, of an image's tile.
   Divisor units, width;
   std::int32_t rows, in_h, in_w;
-  // Slot number s holds the line oh = first + s / per * step_far + s % per * step_near.
+  // Slot number s holds the line oh = first + s / per * step_major + s % per * step_minor.
   Divisor slots, per;
-  std::int32_t step_far, step_near, slot_row, slot_kh;
+  std::int32_t step_major, step_minor, slot_row, slot_kh;
   // Elements of shared memory: a phase of a line, a line. Vectors of a line; positions by which it begins ahead of tap 0.
   Divisor vectors;
   std::int32_t phase_pitch, line_pitch, ahead;
@@ -62,8 +61,11 @@ class TileSizes {
     const std::int64_t reach = std::int64_t(job_.w.kernel - 1) * job_.w.dilation;
     return ceil_div(ahead_ + (width - 1) * job_.w.stride.value + reach + 1, load_) * load_;
   }
-  // Odd, so that neighbouring phases lie in different banks.
-  std::int64_t phase_pitch(std::int64_t width) const { return ceil_div(positions(width), job_.w.stride.value) | 1; }
+  // Odd, so that neighbouring phases lie in different banks. Two phases take half vectors instead.
+  std::int64_t phase_pitch(std::int64_t width) const {
+    const std::int64_t pitch = ceil_div(positions(width), job_.w.stride.value);
+    return job_.w.stride.value == 2 ? pitch : pitch | 1;
+  }
   std::int64_t line_pitch(std::int64_t width) const {
     const std::int64_t stride = job_.w.stride.value;
     return stride == 1 ? positions(width) : phase_pitch(width) * stride;
@@ -148,12 +150,14 @@ bool choose_tile(const RowsJob& job, const TileSizes& sizes, int pair, Tile& t) 
   return true;
 }
 
-// Vectors where every line of y begins at a multiple of one and ends at one.
+// Values of an access to y: vectors where every line of y begins at a multiple of one and ends at one.
 int load_of(const RowsJob& job, const void* y, int element) {
-  const auto fits = [](std::int64_t step) { return step % kVector == 0; };
-  const bool aligned = reinterpret_cast<std::uintptr_t>(y) % std::uintptr_t(kVector * element) == 0;
-  const bool steps = fits(job.y_n) && fits(job.y_c) && fits(job.y_d) && fits(job.y_h) && fits(job.w.out_size);
-  return job.y_w == 1 && aligned && steps ? kVector : 1;
+  for (int load = 16 / element; load >= 4 && job.y_w == 1; load /= 2) {
+    const auto fits = [load](std::int64_t step) { return step % load == 0; };
+    const bool steps = fits(job.y_n) && fits(job.y_c) && fits(job.y_d) && fits(job.y_h) && fits(job.w.out_size);
+    if (steps && reinterpret_cast<std::uintptr_t>(y) % std::uintptr_t(load * element) == 0) return load;
+  }
+  return 1;
 }
 
 void count_images(const RowsJob& job, const Tile& t, TileJob& tiles) {
@@ -173,7 +177,7 @@ void count_lines(const RowsJob& job, const TileSizes& sizes, const Tile& t, int 
   const bool shares = sizes.shares(t);
   const std::int32_t stride = std::int32_t(job.h.stride.value), dilation = job.h.dilation;
   tiles.slots = make_divisor(sizes.slots(t)), tiles.per = make_divisor(shares ? 1 : t.run);
-  tiles.step_far = shares ? 1 : stride, tiles.step_near = shares ? 0 : dilation;
+  tiles.step_major = shares ? 1 : stride, tiles.step_minor = shares ? 0 : dilation;
   tiles.slot_row = shares ? stride : std::int32_t(t.run), tiles.slot_kh = shares ? dilation : 1;
   tiles.vectors = make_divisor(sizes.positions(t.width) / load), tiles.ahead = std::int32_t(sizes.ahead());
   tiles.phase_pitch = std::int32_t(sizes.phase_pitch(t.width)), tiles.line_pitch = std::int32_t(sizes.line_pitch(t.width));
