@@ -2,10 +2,10 @@
 //
 // Every output then has one tap along w: pixel q of column row kw = r is output q * stride_w + r, shifted by the padding. A block
 // owns a tile: some planes (n, oc, od), or some units of the rows of one plane, or part of one unit (rows.cuh says what a unit
-// is). A lane owns kVector neighbouring pixels, counted through the rows of a plane without a break, for some phases of h and some
-// r: it sums their taps over d and h, each an access of kVector columns where alignment allows. Sums go to shared memory in the
-// order of y, with the same alignment, and from there to y in accesses of 16 bytes. Taps are summed in ascending order; what lies
-// outside the input adds nothing.
+// is). A lane owns kVector neighbouring pixels, counted through the rows of a plane without a break, for some phases of h and
+// some r: it sums their taps over d and h, each an access of kVector columns where alignment allows. Sums go to shared memory
+// in the order of y, with the same alignment, and from there to y in accesses of 16 bytes. Taps are summed in ascending order;
+// what lies outside the input adds nothing.
 #include "col2im_equal.cuh"
 
 namespace upfold::cuda {
