@@ -327,6 +327,7 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, co
     if (make_rows_job(p, block, strides, true, job)) {
       job.vector = neighbours(p, block, y, sizeof(Value));
       const bool equal = takes_equal(job) && job.w.stride.value > 1;
+      if (equal && col2im_lanes(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       if (equal && col2im_equal(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;

@@ -79,8 +79,11 @@ bool col2im_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob 
                  void* y);
 bool col2im_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                    void* y);
-// Where every output has one tap along w: kernel_w == stride_w, dilation_w == 1, planar y.
+// Where every output has one tap along w: kernel_w == stride_w, dilation_w == 1, planar y; col2im_lanes where the outputs of a
+// few pixels are one aligned access too.
 bool takes_equal(const RowsJob& job);
+bool col2im_lanes(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
+                  void* y);
 bool col2im_equal(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                   void* y);
 bool im2col_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
