@@ -154,7 +154,7 @@ UPFOLD_DEVICE bool all_exist(const EqualJob& job, const EqualTile& tile, const E
 template <typename Value, typename Column, int kLines, int kTaps>
 __global__ void __launch_bounds__(kRowThreads, 3)
     col2im_equal_kernel(const EqualJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  __shared__ alignas(16) Value stage[kTileValues<Value> / 32 * 33];
+  __shared__ alignas(16) Value stage[(kTileValues<Value> + kTileSlack) / 32 * 33];
   __shared__ Segment table[kMostSegments];
   const RowsJob& rows = job.rows;
   const EqualTile tile = tile_of_block(job);
@@ -211,7 +211,7 @@ std::int64_t round_up(std::int64_t count, std::int64_t step) { return ceil_div(c
 // Sizes of a tile, in the order in which they are tried: whole planes, whole units of one plane, part of one unit.
 struct TileChoice {
   std::int64_t wide, capacity;  // values of one access, and of a tile
-  std::int64_t planes, units, phases, pixels, out_w, lines;
+  std::int64_t planes, units, phases, pixels, out_w;
   bool joined;  // lines follow each other in y
 
   // Places of `count` neighbouring outputs that begin anywhere in an access.
@@ -225,7 +225,7 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
   const std::int64_t stride_h = job.h.stride.value, stride = job.w.stride.value, all_units = job.h.units.value;
   const bool all_phases = job.h.phases.value * stride <= kMostPairs;
   tile.phases = all_phases ? job.h.phases.value : 1;
-  tile.out_w = job.w.out_count.value, tile.lines = job.h.out_count.value, tile.pixels = job.w.in_count.value;
+  tile.out_w = job.w.out_count.value, tile.pixels = job.w.in_count.value;
   // Lines of one tile lie equally far behind an aligned access, or follow each other, or there is one alone.
   const bool regular = job.y_h * (all_phases ? 1 : stride_h) % tile.wide == 0;
   tile.joined = (all_phases || stride_h == 1) && job.y_h == tile.out_w;
@@ -239,7 +239,8 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
     return true;
   }
   if (tile.of_units(1) <= tile.capacity) {
-    std::int64_t most = tile.joined ? (tile.capacity - tile.wide) / (tile.phases * tile.out_w) : tile.capacity / tile.of_units(1);
+    std::int64_t most =
+        tile.joined ? (tile.capacity - tile.wide + 1) / (tile.phases * tile.out_w) : tile.capacity / tile.of_units(1);
     most = std::max<std::int64_t>(std::min(most, kMostSegments / tile.phases), 1);
     tile.units = alone ? 1 : ceil_div(all_units, ceil_div(all_units, most));
     return true;
@@ -247,7 +248,8 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
   tile.joined = false;
   if (!regular) tile.phases = 1;
   const std::int64_t places = tile.capacity / tile.phases / tile.wide * tile.wide - 2 * tile.wide - edge;
-  tile.pixels = places / stride / kVector * kVector;
+  const std::int64_t most = places / stride / kVector * kVector, width = job.w.in_count.value;
+  tile.pixels = most > 0 ? round_up(ceil_div(width, ceil_div(width, most)), kVector) : 0;
   return tile.pixels > 0;
 }
 
@@ -292,7 +294,11 @@ bool launch_equal(const Launch& launch, const RowsJob& rows, const void* columns
   TileChoice tile{};
   tile.wide = kWide<Value>;
   const std::int64_t of_block = std::int64_t(job.all_planes) * (rows.h.out_count.value * out_w) / kFewBlocks;
-  tile.capacity = std::max(std::min<std::int64_t>(of_block, kTileValues<Value>), kLeastTile) / tile.wide * tile.wide;
+  // Whole rounds of the block's threads, each of which makes `stride` outputs of kVector pixels by `chunks` groups of taps.
+  const std::int64_t chunks = stride > 2 ? ceil_div(stride, 4) : 1;
+  const std::int64_t round = stride > 2 ? kRowThreads * kVector * stride / chunks : kTileValues<Value>;
+  const std::int64_t most = kTileValues<Value> / round * round;
+  tile.capacity = std::max(std::min(of_block, most), kLeastTile) / tile.wide * tile.wide + kTileSlack;
   unsigned blocks = 0;
   if (!choose_tile(rows, job.all_planes, edge, tile) || !fill_job(job, tile, edge, blocks)) return false;
   job.uncut = job.shift == 0 && reached == out_w && rows.h.units.value * rows.h.stride.value == rows.h.out_count.value;

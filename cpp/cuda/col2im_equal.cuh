@@ -12,6 +12,7 @@ template <typename Value>
 constexpr int kWide = 16 / int(sizeof(Value));
 template <typename Value>
 constexpr int kTileValues = (16 << 10) / int(sizeof(Value));
+constexpr int kTileSlack = 64;  // for lines that begin anywhere in an access
 
 struct EqualJob {
   RowsJob rows;

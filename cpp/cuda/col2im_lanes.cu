@@ -88,13 +88,15 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-constexpr int kLaneItems = 4;
+// Channels of a lane: 16 sums, so that enough loads are in flight and enough lanes fit.
+template <int kStride, int kVector>
+constexpr int kLaneItems = 16 / (kStride * kVector);
 
 #define UPFOLD_INSTANTIATE_LANES(Value, Column, kStride, kVector)                                                               \
   template __global__ void col2im_lanes_kernel<Value, Column, kStride, kVector, 1>(const LanesJob, const Column*, const Value*, \
                                                                                    Value*);                                     \
-  template __global__ void col2im_lanes_kernel<Value, Column, kStride, kVector, kLaneItems>(const LanesJob, const Column*,      \
-                                                                                            const Value*, Value*);
+  template __global__ void col2im_lanes_kernel<Value, Column, kStride, kVector, kLaneItems<kStride, kVector>>(                  \
+      const LanesJob, const Column*, const Value*, Value*);
 #define UPFOLD_INSTANTIATE_HALF(Value, Column)  \
   UPFOLD_INSTANTIATE_LANES(Value, Column, 2, 4) \
   UPFOLD_INSTANTIATE_LANES(Value, Column, 2, 2) \
@@ -127,7 +129,7 @@ bool launch_lanes(const Launch& launch, const RowsJob& rows, const void* columns
   if (std::int32_t(rows.w.stride.value) != kStride || !vectors_fit(rows, columns, sizeof(Column), kVector)) return false;
   LanesJob job{};
   job.rows = rows;
-  const int items = lane_channels(rows, kLaneItems);
+  const int items = lane_channels(rows, kLaneItems<kStride, kVector>);
   const std::int64_t vectors = rows.w.in_count.value / kVector, groups = ceil_div(rows.channels, items);
   const std::int64_t lines = std::int64_t(rows.h.out_count.value) * rows.d.out_count.value;
   if (lines >= kMost || lines * vectors >= kMost || lines * vectors * rows.samples.value >= kMost) return false;
@@ -135,7 +137,7 @@ bool launch_lanes(const Launch& launch, const RowsJob& rows, const void* columns
   job.vectors = make_divisor(vectors);
   job.lanes = std::uint32_t(lines * vectors * rows.samples.value * groups);
   const auto kernel = items == 1 ? col2im_lanes_kernel<Value, Column, kStride, kVector, 1>
-                                 : col2im_lanes_kernel<Value, Column, kStride, kVector, kLaneItems>;
+                                 : col2im_lanes_kernel<Value, Column, kStride, kVector, kLaneItems<kStride, kVector>>;
   launch_kernel("col2im", kernel, launch, (job.lanes + kRowThreads - 1) / kRowThreads, kRowThreads, job,
                 static_cast<const Column*>(columns), static_cast<const Value*>(bias), static_cast<Value*>(y));
   return true;
