@@ -2,34 +2,40 @@
 //
 // Every output then has one tap along w: pixel q of column row kw = r is output q * stride_w + r, shifted by the padding. A block
 // owns a tile: some planes (n, oc, od), or some units of the rows of one plane, or part of one unit (rows.cuh says what a unit
-// is). A lane owns kVector neighbouring pixels, counted through the rows of a plane without a break, for kPairs pairs (phase of
-// h, r): it sums their taps over d and h, each an access of kVector columns where alignment allows. Sums go to shared memory in
-// the order of y, with the same alignment, and from there to y in accesses of 16 bytes. Taps are summed in ascending order; what
-// lies outside the input adds nothing.
+// is). A lane owns kVector neighbouring pixels, counted through the rows of a plane without a break, for some phases of h and
+// some r: it sums their taps over d and h, each an access of kVector columns where alignment allows. Sums go to shared memory
+// in the order of y, with the same alignment, and from there to y in accesses of 16 bytes. Taps are summed in ascending order;
+// what lies outside the input adds nothing.
 #include "col2im_equal.cuh"
 
 namespace upfold::cuda {
 
-// One phase of h, as a line of the tile's units, and one tap of w; kh is `kernel` where no tap reaches it.
-struct EqualPair {
-  std::int32_t line, r;
-  std::int32_t kh, shift;  // the first tap, and the row that it reads, counted from the unit
+// Some phases of h, as neighbouring lines of the tile's units, and some neighbouring taps of w: what a lane sums at a time.
+// Lines beyond the last have kh = `kernel`, as those that no tap reaches.
+template <int kLines>
+struct EqualGroup {
+  std::int32_t line, r;                    // the first of each
+  std::int32_t kh[kLines], shift[kLines];  // the first tap, and the row that it reads, counted from the unit
 };
 
-UPFOLD_DEVICE EqualPair pair_of(const EqualJob& job, const EqualTile& tile, std::int32_t number) {
-  const RowsJob& rows = job.rows;
-  std::uint32_t line = std::uint32_t(number);
-  EqualPair pair;
-  pair.r = std::int32_t(take(rows.w.stride, line)), pair.line = std::int32_t(line);
-  const bool exists = pair.line < job.phases;
-  pair.kh = exists ? rows.h.first_tap[tile.phase + pair.line] : rows.h.kernel;
-  pair.shift = exists ? rows.h.first_in[tile.phase + pair.line] : 0;
-  return pair;
+template <int kLines, int kTaps>
+UPFOLD_DEVICE EqualGroup<kLines> group_of(const EqualJob& job, const EqualTile& tile, std::uint32_t number) {
+  const RowAxis& h = job.rows.h;
+  EqualGroup<kLines> group;
+  group.r = std::int32_t(take(job.tap_chunks, number)) * kTaps, group.line = std::int32_t(number) * kLines;
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) {
+    const bool exists = group.line + i < job.phases;
+    const std::int32_t phase = tile.phase + (exists ? group.line + i : 0);
+    group.kh[i] = exists ? h.first_tap[phase] : h.kernel, group.shift[i] = h.first_in[phase];
+  }
+  return group;
 }
 
 // kVector neighbouring pixels, counted through the rows of units.
 struct EqualPixels {
   std::int32_t first, unit, q;  // of the first one
+  std::int32_t last_unit;       // of the last one
 };
 
 // The unit and the pixel inside its row of the next neighbour.
@@ -37,62 +43,63 @@ UPFOLD_DEVICE void step_pixel(std::int32_t width, std::int32_t& unit, std::int32
   if (++q == width) q = 0, ++unit;
 }
 
-// The columns of one tap of d and h, 0 where they lie outside; `step` and `back` are what lies between it and the pairs' first.
-template <int kPairs, typename Column>
-UPFOLD_DEVICE void load_tap(const RowsJob& job, const Column* source, const EqualPixels& pixels, const EqualPair (&pairs)[kPairs],
-                            std::int32_t step, std::int32_t back, Pack<Column, kVector> (&values)[kPairs]) {
-  const std::int32_t width = std::int32_t(job.w.in_count.value), height = std::int32_t(job.h.in_count.value);
-  std::int32_t last = pixels.unit, q = pixels.q;
+UPFOLD_DEVICE EqualPixels pixels_of(const RowsJob& job, std::int32_t first) {
+  EqualPixels pixels;
+  std::uint32_t unit = std::uint32_t(first), last = unit + kVector - 1;
+  pixels.first = first, pixels.q = std::int32_t(take(job.w.in_count, unit)), pixels.unit = std::int32_t(unit);
+  pixels.last_unit = std::int32_t(divide(job.w.in_count, last));
+  return pixels;
+}
+
+// The columns of one tap of d and one of h for `count` taps of w, 0 where they lie outside; `from` belongs to the first pixel,
+// `shift` is the row that a unit reads, counted from the unit, and `height` the rows that exist.
+template <int kTaps, typename Column>
+UPFOLD_DEVICE void load_line(const RowsJob& job, const Column* from, const EqualPixels& pixels, std::int32_t shift,
+                             std::int32_t height, std::int32_t count, Pack<Column, kVector>* values) {
+  const std::int32_t low = pixels.unit + shift, high = pixels.last_unit + shift;
+  const bool outside = high < 0 || low >= height, inside = low >= 0 && high < height;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % sizeof(Pack<Column, kVector>) == 0 && job.tap_w % kVector == 0;
+  if (outside || (inside && aligned)) {
 #pragma unroll
-  for (int e = 1; e < kVector; ++e) step_pixel(width, last, q);
-  const Column* from[kPairs];
-  bool inside[kPairs], whole = true;
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const std::int32_t kh = pairs[i].kh + step, shift = pairs[i].shift - back;
-    const std::int32_t limit = kh < job.h.kernel ? height : 0;
-    from[i] = source + (kh * job.tap_h + pairs[i].r * job.tap_w + shift * width + pixels.first);
-    inside[i] = pixels.unit + shift >= 0 && last + shift < limit;
-    const bool outside = limit == 0 || last + shift < 0 || pixels.unit + shift >= limit;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(from[i]) % sizeof(Pack<Column, kVector>) == 0;
-    whole = whole && (outside || (inside[i] && aligned));
-  }
-  if (whole) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      values[i] = inside[i] ? *reinterpret_cast<const Pack<Column, kVector>*>(from[i]) : Pack<Column, kVector>{};
+    for (int i = 0; i < kTaps; ++i) {
+      const bool read = inside && i < count;
+      values[i] = read ? *reinterpret_cast<const Pack<Column, kVector>*>(from + i * job.tap_w) : Pack<Column, kVector>{};
     }
     return;
   }
-  std::int32_t unit = pixels.unit;
-  q = pixels.q;
+  std::int32_t row = low, q = pixels.q;
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
+    const bool read = std::uint32_t(row) < std::uint32_t(height);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const std::uint32_t limit = pairs[i].kh + step < job.h.kernel ? std::uint32_t(height) : 0;
-      values[i].v[e] = std::uint32_t(unit + pairs[i].shift - back) < limit ? from[i][e] : Column{};
-    }
-    step_pixel(width, unit, q);
+    for (int i = 0; i < kTaps; ++i) values[i].v[e] = read && i < count ? from[i * job.tap_w + e] : Column{};
+    step_pixel(std::int32_t(job.w.in_count.value), row, q);
   }
 }
 
-template <int kPairs, typename Column>
-UPFOLD_DEVICE void gather_pairs(const RowsJob& job, const Column* columns, const EqualPlane& plane, const EqualPixels& pixels,
-                                const EqualPair (&pairs)[kPairs], float (&sums)[kPairs * kVector]) {
-  const std::int32_t of_plane = std::int32_t(job.h.in_count.value * job.w.in_count.value);
-  columns += plane.n * job.sample_stride + plane.oc * job.channel_stride;
+// sums[(line * kTaps + tap of w) * kVector + pixel]
+template <int kLines, int kTaps, typename Column>
+UPFOLD_DEVICE void gather_group(const RowsJob& job, const Column* columns, const EqualPlane& plane, const EqualPixels& pixels,
+                                const EqualGroup<kLines>& group, float (&sums)[kLines * kTaps * kVector]) {
+  const std::int32_t width = std::int32_t(job.w.in_count.value), height = std::int32_t(job.h.in_count.value);
+  const std::int32_t count = std::int32_t(job.w.stride.value) - group.r;
+  columns += plane.n * job.sample_stride + plane.oc * job.channel_stride + (group.r * job.tap_w + pixels.first);
   std::int32_t id = plane.id;
   for (std::int32_t kd = plane.kd; kd < job.d.kernel; kd += job.d.tap_step, id -= job.d.in_step) {
     if (std::uint32_t(id) >= job.d.in_count.value) continue;
-    const Column* const source = columns + (kd * job.tap_d + id * of_plane);
+    const Column* const source = columns + (kd * job.tap_d + id * (height * width));
     std::int32_t step = 0, back = 0;
 #pragma unroll 1
     for (std::int32_t tap = 0; tap < job.h.most_taps; ++tap, step += job.h.tap_step, back += job.h.in_step) {
-      Pack<Column, kVector> values[kPairs];
-      load_tap<kPairs>(job, source, pixels, pairs, step, back, values);
+      Pack<Column, kVector> values[kLines * kTaps];
 #pragma unroll
-      for (int i = 0; i < kPairs * kVector; ++i) sums[i] += widen(values[i / kVector].v[i % kVector]);
+      for (int i = 0; i < kLines; ++i) {
+        const std::int32_t kh = group.kh[i] + step, shift = group.shift[i] - back;
+        load_line<kTaps>(job, source + (kh * job.tap_h + shift * width), pixels, shift, kh < job.h.kernel ? height : 0, count,
+                         values + i * kTaps);
+      }
+#pragma unroll
+      for (int i = 0; i < kLines * kTaps * kVector; ++i) sums[i] += widen(values[i / kVector].v[i % kVector]);
     }
   }
 }
@@ -107,68 +114,81 @@ UPFOLD_DEVICE void finish_sums(const RowsJob& job, float bias, float (&sums)[kCo
   for (int i = 0; i < kCount; ++i) sums[i] = finish(job.activation, job.slope, sums[i]);
 }
 
-// Puts the sums of a lane where their outputs lie in the tile; `base` is the place of the plane's first output.
-template <int kPairs, typename Value>
+// Puts the sums of a lane where their outputs lie in the tile; `base` is the place of the plane's first output. kChecked: some
+// of the outputs may not exist.
+template <bool kChecked, int kLines, int kTaps, typename Value>
 UPFOLD_DEVICE void place_sums(const EqualJob& job, const EqualTile& tile, const EqualPixels& pixels,
-                              const EqualPair (&pairs)[kPairs], const float (&sums)[kPairs * kVector], std::int32_t base,
+                              const EqualGroup<kLines>& group, const float (&sums)[kLines * kTaps * kVector], std::int32_t base,
                               Value* stage) {
   const RowsJob& rows = job.rows;
-  const std::int32_t width = std::int32_t(rows.w.in_count.value), stride = std::int32_t(rows.w.stride.value);
+  const std::int32_t stride = std::int32_t(rows.w.stride.value), stride_h = std::int32_t(rows.h.stride.value);
+  const std::int32_t count = stride - group.r;
   std::int32_t unit = pixels.unit, q = pixels.q;
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
     const bool live = pixels.first + e >= tile.begin && pixels.first + e < tile.end;
-    const std::int32_t ow = q * stride + job.shift - tile.first_ow;
-    const std::int32_t place = base + (unit - tile.unit) * job.phases * job.line_step + ow;
-    const std::int32_t lines = std::int32_t(rows.h.out_count.value) - unit * std::int32_t(rows.h.stride.value) - tile.phase;
-    const std::int32_t exist = live ? at_most(lines, job.phases) : 0;
+    const std::int32_t ow = q * stride + job.shift - tile.first_ow + group.r;
+    const std::int32_t place = base + ((unit - tile.unit) * job.phases + group.line) * job.line_step + ow;
+    const std::int32_t left = std::int32_t(rows.h.out_count.value) - unit * stride_h - tile.phase;
+    const std::int32_t lines = (live ? at_most(left, job.phases) : 0) - group.line;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (pairs[i].line < exist && std::uint32_t(ow + pairs[i].r) < std::uint32_t(tile.width)) {
-        stage[padded<Value>(place + pairs[i].line * job.line_step + pairs[i].r)] = Narrow<Value>::from(sums[i * kVector + e]);
+    for (int i = 0; i < kLines; ++i) {
+#pragma unroll
+      for (int r = 0; r < kTaps; ++r) {
+        if (kChecked && (i >= lines || r >= count || std::uint32_t(ow + r) >= std::uint32_t(tile.width))) continue;
+        stage[padded<Value>(place + i * job.line_step + r)] = Narrow<Value>::from(sums[(i * kTaps + r) * kVector + e]);
       }
     }
-    step_pixel(width, unit, q);
+    step_pixel(std::int32_t(rows.w.in_count.value), unit, q);
   }
 }
 
-template <typename Value, typename Column, int kPairs>
+// Whether every output of a lane exists.
+template <int kLines, int kTaps>
+UPFOLD_DEVICE bool all_exist(const EqualJob& job, const EqualTile& tile, const EqualPixels& pixels,
+                             const EqualGroup<kLines>& group) {
+  return job.uncut && pixels.first >= tile.begin && pixels.first + kVector <= tile.end && group.line + kLines <= job.phases &&
+         group.r + kTaps <= std::int32_t(job.rows.w.stride.value);
+}
+
+template <typename Value, typename Column, int kLines, int kTaps>
 __global__ void __launch_bounds__(kRowThreads, 3)
     col2im_equal_kernel(const EqualJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  __shared__ alignas(16) Value stage[kTileValues<Value> / 32 * 33];
+  __shared__ alignas(16) Value stage[(kTileValues<Value> + kTileSlack) / 32 * 33];
   __shared__ Segment table[kMostSegments];
   const RowsJob& rows = job.rows;
   const EqualTile tile = tile_of_block(job);
-  const std::uint32_t items = job.vectors.value * std::uint32_t(tile.planes) * job.pair_groups.value;
-  const std::int32_t segments = tile.planes * job.units * job.phases / std::int32_t(job.segment_lines.value);
+  const std::uint32_t items = job.vectors.value * job.groups.value * std::uint32_t(tile.planes);
   for (std::uint32_t item = threadIdx.x; item < items; item += kRowThreads) {
-    std::uint32_t rest = item;
-    EqualPixels pixels;
-    pixels.first = tile.begin / kVector * kVector + std::int32_t(take(job.vectors, rest)) * kVector;
-    if (pixels.first >= tile.end) continue;
-    std::uint32_t unit = std::uint32_t(pixels.first);
-    pixels.q = std::int32_t(take(rows.w.in_count, unit)), pixels.unit = std::int32_t(unit);
-    const std::uint32_t group = take(job.pair_groups, rest), local = rest;
+    std::uint32_t local = item;
+    const std::int32_t first = tile.begin / kVector * kVector + std::int32_t(take(job.vectors, local)) * kVector;
+    if (first >= tile.end) continue;
+    const EqualPixels pixels = pixels_of(rows, first);
+    const EqualGroup<kLines> group = group_of<kLines, kTaps>(job, tile, take(job.groups, local));
     const EqualPlane plane = plane_of(job, tile, local);
-    EqualPair pairs[kPairs];
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) pairs[i] = pair_of(job, tile, std::int32_t(group) * kPairs + i);
-    float sums[kPairs * kVector] = {};
-    gather_pairs<kPairs>(rows, columns, plane, pixels, pairs, sums);
-    finish_sums(rows, bias == nullptr ? 0.0f : widen(bias[rows.oc_begin + plane.oc]), sums);
-    place_sums<kPairs>(job, tile, pixels, pairs, sums, std::int32_t(local) * job.plane_step + behind(y, plane), stage);
+    const float added = bias == nullptr ? 0.0f : widen(bias[rows.oc_begin + plane.oc]);
+    float sums[kLines * kTaps * kVector] = {};
+    gather_group<kLines, kTaps>(rows, columns, plane, pixels, group, sums);
+    finish_sums(rows, added, sums);
+    const std::int32_t base = std::int32_t(local) * job.plane_step + behind(y, plane);
+    if (all_exist<kLines, kTaps>(job, tile, pixels, group))
+      place_sums<false, kLines, kTaps>(job, tile, pixels, group, sums, base, stage);
+    else
+      place_sums<true, kLines, kTaps>(job, tile, pixels, group, sums, base, stage);
   }
-  place_edges(job, tile, bias, y, stage);
+  if (!job.uncut) place_edges(job, tile, bias, y, stage);
+  const std::int32_t segments = tile.planes * job.units * job.phases / std::int32_t(job.segment_lines.value);
   for (std::int32_t i = std::int32_t(threadIdx.x); i < segments; i += kRowThreads) table[i] = segment_of(job, tile, i, y);
   __syncthreads();  // the tile is complete
   store_tile(job, segments, table, stage, y);
 }
 
-#define UPFOLD_INSTANTIATE_PAIRS(Value, Column, kPairs) \
-  template __global__ void col2im_equal_kernel<Value, Column, kPairs>(const EqualJob, const Column*, const Value*, Value*);
+#define UPFOLD_INSTANTIATE_GROUP(Value, Column, kLines, kTaps) \
+  template __global__ void col2im_equal_kernel<Value, Column, kLines, kTaps>(const EqualJob, const Column*, const Value*, Value*);
 #define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column) \
-  UPFOLD_INSTANTIATE_PAIRS(Value, Column, 2)                   \
-  UPFOLD_INSTANTIATE_PAIRS(Value, Column, 4)
+  UPFOLD_INSTANTIATE_GROUP(Value, Column, 1, 2)                \
+  UPFOLD_INSTANTIATE_GROUP(Value, Column, 2, 2)                \
+  UPFOLD_INSTANTIATE_GROUP(Value, Column, 1, 4)
 UPFOLD_ROW_TYPES(UPFOLD_INSTANTIATE)
 
 }  // namespace upfold::cuda
@@ -191,7 +211,7 @@ std::int64_t round_up(std::int64_t count, std::int64_t step) { return ceil_div(c
 // Sizes of a tile, in the order in which they are tried: whole planes, whole units of one plane, part of one unit.
 struct TileChoice {
   std::int64_t wide, capacity;  // values of one access, and of a tile
-  std::int64_t planes, units, phases, pixels, out_w, lines;
+  std::int64_t planes, units, phases, pixels, out_w;
   bool joined;  // lines follow each other in y
 
   // Places of `count` neighbouring outputs that begin anywhere in an access.
@@ -205,7 +225,7 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
   const std::int64_t stride_h = job.h.stride.value, stride = job.w.stride.value, all_units = job.h.units.value;
   const bool all_phases = job.h.phases.value * stride <= kMostPairs;
   tile.phases = all_phases ? job.h.phases.value : 1;
-  tile.out_w = job.w.out_count.value, tile.lines = job.h.out_count.value, tile.pixels = job.w.in_count.value;
+  tile.out_w = job.w.out_count.value, tile.pixels = job.w.in_count.value;
   // Lines of one tile lie equally far behind an aligned access, or follow each other, or there is one alone.
   const bool regular = job.y_h * (all_phases ? 1 : stride_h) % tile.wide == 0;
   tile.joined = (all_phases || stride_h == 1) && job.y_h == tile.out_w;
@@ -219,7 +239,8 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
     return true;
   }
   if (tile.of_units(1) <= tile.capacity) {
-    std::int64_t most = tile.joined ? (tile.capacity - tile.wide) / (tile.phases * tile.out_w) : tile.capacity / tile.of_units(1);
+    std::int64_t most =
+        tile.joined ? (tile.capacity - tile.wide + 1) / (tile.phases * tile.out_w) : tile.capacity / tile.of_units(1);
     most = std::max<std::int64_t>(std::min(most, kMostSegments / tile.phases), 1);
     tile.units = alone ? 1 : ceil_div(all_units, ceil_div(all_units, most));
     return true;
@@ -227,12 +248,13 @@ bool choose_tile(const RowsJob& job, std::int64_t all_planes, std::int64_t edge,
   tile.joined = false;
   if (!regular) tile.phases = 1;
   const std::int64_t places = tile.capacity / tile.phases / tile.wide * tile.wide - 2 * tile.wide - edge;
-  tile.pixels = places / stride / kVector * kVector;
+  const std::int64_t most = places / stride / kVector * kVector, width = job.w.in_count.value;
+  tile.pixels = most > 0 ? round_up(ceil_div(width, ceil_div(width, most)), kVector) : 0;
   return tile.pixels > 0;
 }
 
 // Everything but the tile's own sizes; false where there are too many blocks.
-bool fill_job(EqualJob& job, const TileChoice& tile, int pairs, std::int64_t edge, unsigned& blocks) {
+bool fill_job(EqualJob& job, const TileChoice& tile, std::int64_t edge, unsigned& blocks) {
   const RowsJob& rows = job.rows;
   const std::int64_t width = rows.w.in_count.value, stride = rows.w.stride.value, all_units = rows.h.units.value;
   const std::int64_t parts = ceil_div(width, tile.pixels), unit_tiles = ceil_div(all_units, tile.units);
@@ -247,7 +269,9 @@ bool fill_job(EqualJob& job, const TileChoice& tile, int pairs, std::int64_t edg
   const std::int64_t count = tile.units == 1 ? tile.pixels : tile.units * width;
   const bool begins = width % kVector == 0 || (unit_tiles == 1 && parts == 1);
   job.vectors = make_divisor(ceil_div(count, kVector) + (begins ? 0 : 1));
-  job.pair_groups = make_divisor(ceil_div(tile.phases * stride, pairs));
+  const std::int64_t taps = stride > 2 ? 4 : 2, lines = stride > 2 || tile.phases == 1 ? 1 : 2;
+  job.tap_chunks = make_divisor(ceil_div(stride, taps));
+  job.groups = make_divisor(ceil_div(tile.phases, lines) * job.tap_chunks.value);
   const std::int64_t line = parts == 1 ? tile.out_w : tile.pixels * stride + edge;
   job.line_step = std::int32_t(tile.joined ? line : tile.run(line));
   job.plane_step = std::int32_t(tile.joined ? tile.of_units(tile.units) : tile.units * tile.phases * job.line_step);
@@ -270,11 +294,17 @@ bool launch_equal(const Launch& launch, const RowsJob& rows, const void* columns
   TileChoice tile{};
   tile.wide = kWide<Value>;
   const std::int64_t of_block = std::int64_t(job.all_planes) * (rows.h.out_count.value * out_w) / kFewBlocks;
-  tile.capacity = std::max(std::min<std::int64_t>(of_block, kTileValues<Value>), kLeastTile) / tile.wide * tile.wide;
-  const bool few = rows.h.phases.value * stride <= 2;
+  // Whole rounds of the block's threads, each of which makes `stride` outputs of kVector pixels by `chunks` groups of taps.
+  const std::int64_t chunks = stride > 2 ? ceil_div(stride, 4) : 1;
+  const std::int64_t round = stride > 2 ? kRowThreads * kVector * stride / chunks : kTileValues<Value>;
+  const std::int64_t most = kTileValues<Value> / round * round;
+  tile.capacity = std::max(std::min(of_block, most), kLeastTile) / tile.wide * tile.wide + kTileSlack;
   unsigned blocks = 0;
-  if (!choose_tile(rows, job.all_planes, edge, tile) || !fill_job(job, tile, few ? 2 : 4, edge, blocks)) return false;
-  const auto kernel = few ? col2im_equal_kernel<Value, Column, 2> : col2im_equal_kernel<Value, Column, 4>;
+  if (!choose_tile(rows, job.all_planes, edge, tile) || !fill_job(job, tile, edge, blocks)) return false;
+  job.uncut = job.shift == 0 && reached == out_w && rows.h.units.value * rows.h.stride.value == rows.h.out_count.value;
+  const auto kernel = stride > 2       ? col2im_equal_kernel<Value, Column, 1, 4>
+                      : job.phases > 1 ? col2im_equal_kernel<Value, Column, 2, 2>
+                                       : col2im_equal_kernel<Value, Column, 1, 2>;
   launch_kernel("col2im", kernel, launch, blocks, kRowThreads, job, static_cast<const Column*>(columns),
                 static_cast<const Value*>(bias), static_cast<Value*>(y));
   return true;

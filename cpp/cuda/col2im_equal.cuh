@@ -12,6 +12,7 @@ template <typename Value>
 constexpr int kWide = 16 / int(sizeof(Value));
 template <typename Value>
 constexpr int kTileValues = (16 << 10) / int(sizeof(Value));
+constexpr int kTileSlack = 64;  // for lines that begin anywhere in an access
 
 struct EqualJob {
   RowsJob rows;
@@ -19,12 +20,14 @@ struct EqualJob {
   Divisor parts, unit_tiles, phase_chunks;
   std::int32_t pixels, units, phases, planes;  // of a full tile: of one row, of h, of h in a unit, (n, oc, od)
   std::uint32_t all_planes;
-  // Work of a block, counted through (vector, group of pairs, plane).
-  Divisor vectors, pair_groups;
+  // Work of a block, counted through (vector, group, plane).
+  Divisor vectors, groups;
+  Divisor tap_chunks;  // of a line
   // A tile in shared memory: planes of lines. A segment, one line or all lines of a plane, is one run of y.
   std::int32_t line_step, plane_step;
   Divisor segment_lines, segment_chunks;  // lines of y, and accesses of 16 bytes
   std::int32_t shift;                     // output that tap 0 of pixel 0 reaches, counted from the block's first
+  bool uncut;                             // pixels and units reach all outputs and no others
 };
 
 // A tile, cut where the block ends.
@@ -46,7 +49,7 @@ struct EqualPlane {
 template <typename Value>
 UPFOLD_DEVICE std::int32_t padded(std::int32_t i) {
   constexpr int kWord = 4 / int(sizeof(Value));
-  return i + i / (32 * kWord) * kWord;
+  return i + std::int32_t(std::uint32_t(i) / (32 * kWord) * kWord);
 }
 
 UPFOLD_DEVICE std::int32_t at_least(std::int32_t a, std::int32_t b) { return a > b ? a : b; }

@@ -335,6 +335,7 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, co
       job.vector = neighbours(p, block, y, sizeof(Value));
       static const int scratch_mode = std::getenv("UPFOLD_COLUMNS") ? std::atoi(std::getenv("UPFOLD_COLUMNS")) : 0;
       const bool equal = takes_equal(job) && job.w.stride.value > 1 && !(scratch_mode & 1);
+      if ((scratch_mode & 8) && takes_equal(job) && job.w.stride.value > 1 && col2im_lanes(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       if ((scratch_mode & 4) && col2im_runs(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       if (equal && col2im_equal(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
       const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;

@@ -87,6 +87,31 @@ LAYERS = {
     "wide stride": Layer(1, 1, (1, 2, 2), (1, 3, 3), (1, 50_000, 7)),
     "many samples": Layer(70_000, 1, (1, 2, 2), (1, 2, 2), (1, 2, 2)),
 }
+# One tap along w for every output: kernel_w == stride_w.
+EQUAL = {
+    "one pixel k2s2": Layer(3, 5, (1, 1, 1), (1, 2, 2), (1, 2, 2)),
+    "narrow k2s2": Layer(5, 9, (1, 7, 7), (1, 2, 2), (1, 2, 2)),
+    "even k2s2": Layer(3, 9, (1, 14, 14), (1, 2, 2), (1, 2, 2)),
+    "odd k2s2": Layer(2, 3, (1, 37, 37), (1, 2, 2), (1, 2, 2)),
+    "wide k2s2": Layer(1, 2, (1, 5, 512), (1, 2, 2), (1, 2, 2)),
+    "k2s2 without its border": Layer(2, 3, (1, 9, 12), (1, 2, 2), (1, 2, 2), (0, 1, 1)),
+    "k2s2 with output padding": Layer(2, 3, (1, 9, 75), (1, 2, 2), (1, 2, 2), extra=(0, 1, 1)),
+    "k2s2 on three axes": Layer(2, 3, (3, 5, 7), (2, 2, 2), (2, 2, 2)),
+    "k4s4": Layer(1, 3, (1, 37, 37), (1, 4, 4), (1, 4, 4)),
+    "k16s16": Layer(1, 2, (1, 14, 14), (1, 16, 16), (1, 16, 16)),
+    "taps on h": Layer(2, 3, (1, 8, 16), (1, 7, 3), (1, 2, 3), (0, 3, 0)),
+    "taps on h, odd rows": Layer(2, 3, (1, 8, 37), (1, 3, 5), (1, 1, 5), (0, 1, 2)),
+    "taps on h, rows of one": Layer(2, 3, (1, 9, 1), (1, 3, 6), (1, 1, 6), (0, 0, 1)),
+    "dilated taps on d and h": Layer(2, 2, (4, 6, 20), (2, 3, 8), (1, 2, 8), (1, 2, 0), (2, 3, 1)),
+    "wide rows of stride 10": Layer(1, 2, (1, 3, 700), (1, 2, 10), (1, 2, 10), (0, 0, 3)),
+    "wide rows of stride 14": Layer(1, 1, (1, 2, 1024), (1, 5, 14), (1, 1, 14), extra=(0, 0, 9)),
+    "cropped rows": Layer(1, 2, (1, 3, 9), (1, 1, 4), (1, 1, 4), (0, 0, 7)),
+    "one axis of stride 7": Layer(3, 4, (1, 1, 75), (1, 1, 7), (1, 1, 7)),
+    "widest stride": Layer(1, 2, (1, 2, 8), (1, 32, 32), (1, 32, 32)),
+    "many small maps": Layer(40, 61, (1, 3, 5), (1, 2, 2), (1, 2, 2)),
+    "large maps": Layer(4, 40, (1, 60, 80), (1, 2, 2), (1, 2, 2)),
+}
+LAYERS |= EQUAL
 parametrize_layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 PAIRS = [(dtype, dtype) for dtype in CODES] + [(torch.float16, torch.float32), (torch.bfloat16, torch.float32)]
 parametrize_pairs = pytest.mark.parametrize("dtype, column_dtype", PAIRS, ids=lambda d: str(d).removeprefix("torch."))
@@ -226,6 +251,45 @@ def test_any_strides_of_the_image(cuda, layout, name, dtype):
     assert_same(back, columns_of(expected, layer))
 
 
+@pytest.mark.parametrize("name", ["narrow k2s2", "odd k2s2", "k2s2 with output padding", "taps on h", "k16s16", "cropped rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", range(4))
+def test_any_alignment_of_columns_and_image(cuda, name, dtype, shift):
+    layer = LAYERS[name]
+    n, c, *spatial = layer.image_shape
+    columns = integers((torch.Size(layer.column_shape).numel() + shift,), dtype)[shift:].view(layer.column_shape)
+    store = torch.full((n * c * torch.Size(spatial).numel() + 32,), float("nan"), dtype=dtype, device="cuda")
+    y = store[8 + shift : shift - 24].view(layer.image_shape)
+    col2im(cuda, layer, columns, y)
+    assert_same(y, image_of(columns, layer))
+    assert store[: 8 + shift].isnan().all()
+    assert store[shift - 24 :].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["odd k2s2", "taps on h", "wide rows of stride 10", "k16s16"])
+@pytest.mark.parametrize("gap", [1, 4])
+def test_rows_of_the_image_apart(cuda, name, gap):
+    layer = LAYERS[name]
+    n, c, *spatial = layer.image_shape
+    y = torch.zeros(n, c, *spatial[:2], spatial[2] + gap, device="cuda")
+    columns = integers(layer.column_shape, torch.float32)
+    col2im(cuda, layer, columns, y[..., : spatial[2]])
+    assert_same(y[..., : spatial[2]], image_of(columns, layer))
+    assert not y[..., spatial[2] :].any()
+
+
+@pytest.mark.parametrize("name", ["even k2s2", "taps on h", "k16s16"])
+@pytest.mark.parametrize("lines", [(0, 5), (3, 11), (5, 6)])
+def test_a_block_of_lines(cuda, name, lines):
+    layer = LAYERS[name]
+    columns = integers(layer.column_shape, torch.float32)
+    y = torch.full(layer.image_shape, 99.0, device="cuda")
+    col2im(cuda, layer, columns, y, out_h=lines)
+    expected = torch.full(layer.image_shape, 99.0, dtype=torch.float64)
+    expected[..., slice(*lines), :] = image_of(columns, layer)[..., slice(*lines), :]
+    assert_same(y, expected)
+
+
 def test_a_block_writes_its_outputs_alone(cuda):
     layer = LAYERS["k4s2p1"]
     columns = integers(layer.column_shape, torch.float32)
@@ -250,7 +314,7 @@ def col2im_strided(cuda, layer, columns, y, bias=None, order=(0, 1, 2, 3)):
 
 @parametrize_pairs
 @pytest.mark.parametrize("order", [(3, 0, 1, 2), (1, 2, 3, 0), (2, 0, 3, 1)], ids=str)
-@pytest.mark.parametrize("name", ["k2s2", "three axes", "many channels", "wide rows", "empty phases", "one axis", "wide stride"])
+@pytest.mark.parametrize("name", ["three axes", "many channels", "wide rows", "empty phases", "one axis", "wide stride", *EQUAL])
 def test_rows_of_columns_in_any_order(cuda, name, order, dtype, column_dtype):
     layer = LAYERS[name]
     columns, bias = integers(layer.column_shape, column_dtype), integers((layer.channels,), dtype)
