@@ -1,5 +1,5 @@
 // col2im at memory speed, for 16-bit and 32-bit floats, where kernel_w == stride_w is 2 or 4 and the outputs of a few pixels are
-// one aligned access; col2im_equal.cu takes what does not fit.
+// one aligned access; col2im_runs.cu takes what does not fit.
 //
 // A lane owns kVector neighbouring pixels of one line of y for kItems channels: kStride accesses to columns for every tap of d
 // and h and channel, and one access to y for every channel. Lanes are counted through the pixels of a line, the lines, the
@@ -48,7 +48,7 @@ UPFOLD_DEVICE void finish_run(const RowsJob& job, float bias, float (&sums)[kCou
 }
 
 template <typename Value, typename Column, int kStride, int kVector, int kItems>
-__global__ void __launch_bounds__(kRowThreads, 4)
+__global__ void __launch_bounds__(kRowThreads)
     col2im_lanes_kernel(const LanesJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
   constexpr int kRun = kStride * kVector;
   const RowsJob& rows = job.rows;
@@ -160,7 +160,8 @@ bool launch_any(const Launch& launch, const RowsJob& job, const void* columns, c
 bool col2im_lanes(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                   void* y) {
   const bool whole = job.w.origin == job.w.out_begin && job.w.in_count.value * job.w.stride.value == job.w.out_count.value;
-  if (!takes_equal(job) || !whole) return false;
+  const bool equal = job.w.kernel == std::int32_t(job.w.stride.value) && job.w.dilation == 1 && job.w.in_count.value > 0;
+  if (!equal || !whole) return false;
 #define UPFOLD_CASE(dtype_name, column_name, Value, Column)             \
   if (dtype == Dtype::dtype_name && column_dtype == Dtype::column_name) \
     return launch_any<Value, Column>(launch, job, columns, bias, y);

@@ -1,10 +1,10 @@
 // col2im at memory speed, for 16-bit and 32-bit floats, where y is planar and its rows are whole aligned accesses: see rows.cuh.
 //
-// A lane owns kRun neighbouring outputs of one row in kItems channels, one aligned access each, and is their only writer; lanes own
-// neighbouring runs, counted through (w, h, d, n) without a break, so that narrow maps leave no lane idle. Where the columns of
-// its outputs begin is worked out once and serves every channel and every tap on d and h: what limits these kernels is the number of
-// instructions, not the rows that a warp reads from, which the nearest cache joins. Taps are summed in ascending order; what lies
-// outside the input adds 0.
+// A lane owns kRun neighbouring outputs of one row in kItems channels, one aligned access each, and is their only writer; lanes
+// own neighbouring runs, counted through (w, h, d, n) without a break, so that narrow maps leave no lane idle. Where the columns
+// of its outputs begin is worked out once and serves every channel and every tap on d and h: what limits these kernels is the
+// number of instructions, not the rows that a warp reads from, which the nearest cache joins. Taps are summed in ascending order;
+// what lies outside the input adds 0.
 #include "activation.cuh"
 #include "rows.cuh"
 
@@ -32,8 +32,8 @@ UPFOLD_DEVICE RunTaps<kRun> run_taps(const RowsJob& job, std::uint32_t ow) {
 
 // Adds one row of columns of every channel, for all taps on w.
 template <int kRun, int kItems, typename Column>
-UPFOLD_DEVICE void add_row(const RowsJob& job, const RunTaps<kRun>& taps, std::int32_t row, const Column* const (&sources)[kItems],
-                           float (&sums)[kItems][kRun]) {
+UPFOLD_DEVICE void add_row(const RowsJob& job, const RunTaps<kRun>& taps, std::int32_t row,
+                           const Column* const (&sources)[kItems], float (&sums)[kItems][kRun]) {
   std::int32_t step = 0, back = 0;
 #pragma unroll 1
   for (std::int32_t tap = 0; tap < job.w.most_taps; ++tap, step += job.w.tap_step, back += job.w.in_step) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kRowThreads)
     }
   }
   y += (job.n_begin + n) * job.y_n + (job.oc_begin + channel) * job.y_c + (job.d.out_begin + std::int64_t(od)) * job.y_d +
-       (job.h.out_begin + std::int64_t(oh)) * job.y_h + job.w.out_begin + ow;
+       (job.h.out_begin + std::int64_t(oh)) * job.y_h + (job.w.out_begin + std::int64_t(ow)) * job.y_w;
 #pragma unroll
   for (int item = 0; item < kItems; ++item, y += job.y_c) {
     if (channel + item >= job.channels) break;
@@ -102,15 +102,13 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Outputs of a lane: 16 bytes, or 8 where rows allow no more.
-constexpr int kWideItems = 4;
+constexpr int kRunItems = 4;  // channels of a lane: enough loads in flight, and enough outputs to share what a position costs
 
-#define UPFOLD_INSTANTIATE_RUN(Value, Column, kRun, kItems)                                                                \
-  template __global__ void col2im_runs_kernel<Value, Column, kRun, kItems>(const RowsJob, const Column*, const Value*, Value*);
-#define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column)                            \
-  UPFOLD_INSTANTIATE_RUN(Value, Column, 4, kWideItems)                                    \
-  UPFOLD_INSTANTIATE_RUN(Value, Column, 4, 1)                                             \
-  UPFOLD_INSTANTIATE_RUN(Value, Column, (sizeof(Value) == 2 ? 8 : 2), (sizeof(Value) == 2 ? 2 : kWideItems))
+#define UPFOLD_INSTANTIATE_RUN(Value, Column, kRun) \
+  template __global__ void col2im_runs_kernel<Value, Column, kRun, kRunItems>(const RowsJob, const Column*, const Value*, Value*);
+#define UPFOLD_INSTANTIATE(dtype, column_dtype, Value, Column) \
+  UPFOLD_INSTANTIATE_RUN(Value, Column, 4)                     \
+  UPFOLD_INSTANTIATE_RUN(Value, Column, 2)
 UPFOLD_ROW_TYPES(UPFOLD_INSTANTIATE)
 
 }  // namespace upfold::cuda
@@ -121,45 +119,29 @@ UPFOLD_ROW_TYPES(UPFOLD_INSTANTIATE)
 namespace upfold::cuda {
 namespace {
 
-template <typename Value, typename Column, int kRun, int kItems>
+template <typename Value, typename Column, int kRun>
 bool launch_runs(const Launch& launch, RowsJob& job, const void* columns, const void* bias, void* y) {
-  const std::int64_t runs = std::int64_t(job.w.out_count.value) / kRun;
-  const std::int64_t plane = runs * job.h.out_count.value;  // each below 2^30
+  if (job.vector < kRun || job.w.out_count.value % kRun != 0) return false;
+  const std::int64_t runs = job.w.out_count.value / kRun, plane = runs * job.h.out_count.value;  // of factors below 2^30
   if (plane >= kMost || plane * job.d.out_count.value >= kMost || plane * job.d.out_count.value * job.samples.value >= kMost)
     return false;
   job.w.units = make_divisor(runs), job.positions = std::uint32_t(plane * job.d.out_count.value * job.samples.value);
   job.h.phases = job.d.phases = job.w.phases = make_divisor(1);
-  const unsigned blocks = cut_joined(job, kRowThreads, kItems, 1);
+  const unsigned blocks = cut_joined(job, kRowThreads, kRunItems, 1);
   if (blocks == 0) return false;
-  launch_kernel("col2im", col2im_runs_kernel<Value, Column, kRun, kItems>, launch, blocks, kRowThreads, job,
+  launch_kernel("col2im", col2im_runs_kernel<Value, Column, kRun, kRunItems>, launch, blocks, kRowThreads, job,
                 static_cast<const Column*>(columns), static_cast<const Value*>(bias), static_cast<Value*>(y));
   return true;
-}
-
-template <typename Value, typename Column>
-bool take_runs(const Launch& launch, RowsJob& job, const void* columns, const void* bias, void* y) {
-  constexpr int kLong = sizeof(Value) == 2 ? 8 : 2;
-  const auto fits = [&](int run) { return job.vector >= run && job.w.out_count.value % unsigned(run) == 0; };
-  if (sizeof(Value) == 2 && fits(8)) return launch_runs<Value, Column, kLong, 2>(launch, job, columns, bias, y);
-  if (fits(4)) {
-    job.h.phases = job.d.phases = make_divisor(1);
-    const std::int64_t lanes = std::int64_t(job.w.out_count.value) / 4 * job.h.out_count.value * job.d.out_count.value;
-    constexpr std::int64_t kBusy = 1 << 17;  // lanes, about half of what a large device holds
-    if (lanes * job.samples.value * ((job.channels + kWideItems - 1) / kWideItems) < kBusy || job.channels < kWideItems)
-      return launch_runs<Value, Column, 4, 1>(launch, job, columns, bias, y);
-    return launch_runs<Value, Column, 4, kWideItems>(launch, job, columns, bias, y);
-  }
-  if (sizeof(Value) == 4 && fits(2)) return launch_runs<Value, Column, kLong, kWideItems>(launch, job, columns, bias, y);
-  return false;
 }
 
 }  // namespace
 
 bool col2im_runs(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                  void* y) {
-#define UPFOLD_CASE(dtype_name, column_name, Value, Column)             \
-  if (dtype == Dtype::dtype_name && column_dtype == Dtype::column_name) \
-    return take_runs<Value, Column>(launch, job, columns, bias, y);
+#define UPFOLD_CASE(dtype_name, column_name, Value, Column)                \
+  if (dtype == Dtype::dtype_name && column_dtype == Dtype::column_name)    \
+    return launch_runs<Value, Column, 4>(launch, job, columns, bias, y) || \
+           launch_runs<Value, Column, 2>(launch, job, columns, bias, y);
   UPFOLD_ROW_TYPES(UPFOLD_CASE)
 #undef UPFOLD_CASE
   return false;

@@ -136,7 +136,6 @@ UPFOLD_COLUMN_TYPES(UPFOLD_INSTANTIATE)
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
-#include <cstdlib>
 
 #include "columns.cuh"
 #include "launch.cuh"
@@ -290,10 +289,29 @@ bool takes_long_rows(const RowsJob& job) {
   return units >= kLong && 10 * units >= 6 * ceil_div(units, kOfWarp) * kOfWarp;
 }
 
-// im2col of a planar y goes through shared memory, but for long rows of 4-byte columns at small strides, which need no turning.
-bool takes_tiles(const RowsJob& job, std::size_t element) {
-  if (job.y_c == 1 && job.channels > 1) return false;
-  return element == 2 || job.w.stride.value > 2 || !takes_long_rows(job);
+// What follows was measured on an H200, by layer and type. Rows of outputs that are whole aligned accesses take the kernels whose
+// lanes own such accesses: `lanes` where those are of whole pixels, else `runs`. Small results and long rows of 4-byte outputs
+// gain nothing by them.
+constexpr std::int64_t kFewOutputs = 1 << 17;
+
+bool takes_lanes(bool long_rows, std::size_t element) { return element == 2 || !long_rows; }
+
+// The kernel for long rows stores outputs of strides 1, 2 and 4 as whole accesses too.
+bool takes_runs(const RowsJob& job, bool long_rows) {
+  const std::uint32_t stride = job.w.stride.value;
+  return !long_rows || (stride > 2 && stride != 4 && job.vector >= 4 && job.w.out_count.value % 4 == 0);
+}
+
+// im2col of a planar y goes through shared memory where there is much to write and lanes that read y themselves would waste
+// accesses: short rows; 2-byte columns of stride 1, or of several taps, or of whole runs.
+bool takes_tiles(const RowsJob& job, std::int64_t total, std::size_t element) {
+  constexpr std::int64_t kLarge = 40 << 20;  // bytes
+  if ((job.y_c == 1 && job.channels > 1) || total * std::int64_t(element) < kLarge) return false;
+  const bool long_rows = takes_long_rows(job);
+  if (element == 4) return !long_rows;
+  if (long_rows) return job.w.stride.value == 1;
+  const bool one_tap = job.h.kernel <= std::int32_t(job.h.stride.value) && job.w.kernel <= std::int32_t(job.w.stride.value);
+  return !one_tap || job.w.in_count.value % 8 == 0;
 }
 
 }  // namespace
@@ -333,12 +351,11 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, co
     RowsJob job{};
     if (make_rows_job(p, block, strides, true, job)) {
       job.vector = neighbours(p, block, y, sizeof(Value));
-      static const int scratch_mode = std::getenv("UPFOLD_COLUMNS") ? std::atoi(std::getenv("UPFOLD_COLUMNS")) : 0;
-      const bool equal = takes_equal(job) && job.w.stride.value > 1 && !(scratch_mode & 1);
-      if ((scratch_mode & 8) && takes_equal(job) && job.w.stride.value > 1 && col2im_lanes(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
-      if ((scratch_mode & 4) && col2im_runs(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
-      if (equal && col2im_equal(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
-      const auto common = takes_long_rows(job) ? col2im_rows : col2im_joined;
+      const bool large = total >= kFewOutputs, long_rows = takes_long_rows(job);
+      if (large && takes_lanes(long_rows, sizeof(Value)) && col2im_lanes(launch, p.dtype, column_dtype, job, columns, bias, y))
+        return;
+      if (large && takes_runs(job, long_rows) && col2im_runs(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
+      const auto common = long_rows ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
     }
     const auto run = [&](auto index) {
@@ -363,8 +380,8 @@ void im2col(const Launch& launch, const Problem& p, const ColumnBlock& block, Dt
     const DeviceScope scope(launch.device);
     RowsJob job{};
     if (make_rows_job(p, block, strides, false, job)) {
-      static const int scratch_mode = std::getenv("UPFOLD_COLUMNS") ? std::atoi(std::getenv("UPFOLD_COLUMNS")) : 0;
-      if (!(scratch_mode & 2) && takes_tiles(job, sizeof(Column)) && im2col_tiles(launch, p.dtype, column_dtype, job, y, columns)) return;
+      const bool tiles = takes_tiles(job, total, sizeof(Column));
+      if (tiles && im2col_tiles(launch, p.dtype, column_dtype, job, y, columns)) return;
       const auto common = takes_long_rows(job) ? im2col_rows : im2col_joined;
       if (common(launch, p.dtype, column_dtype, job, y, columns)) return;
     }

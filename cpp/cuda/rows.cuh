@@ -1,7 +1,8 @@
-// What the column kernels for common sizes share. There are two families, for a reason that was measured: where a row of y is
+// What the column kernels for common sizes share. There are families, for reasons that were measured: where a row of y is
 // long, a warp owns a run of one row (*_rows.cu) and works out where it stands once for all its units; where rows are
 // short, lanes own units counted through (n, d, h, w) without a break (*_joined.cu), so that narrow maps leave no lane idle.
-// Beside them stand the kernels for one tap along w (col2im_equal.cu, col2im_lanes.cu), whatever the width.
+// Beside them stand kernels of col2im whose lanes own whole aligned accesses to y (*_lanes.cu, *_runs.cu), whatever the width, and
+// one of im2col that reads y through shared memory (*_tiles.cu).
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
 // number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own
@@ -92,12 +93,9 @@ bool col2im_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJo
                    void* y);
 // Where every output has one tap along w: kernel_w == stride_w, dilation_w == 1, planar y; col2im_lanes where the outputs of a
 // few pixels are one aligned access too.
-bool takes_equal(const RowsJob& job);
 bool col2im_runs(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                  void* y);
 bool col2im_lanes(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
-                  void* y);
-bool col2im_equal(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                   void* y);
 bool im2col_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
 bool im2col_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
