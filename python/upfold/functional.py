@@ -124,7 +124,8 @@ def _conv_transpose(
     out: Tensor | None,
 ) -> Tensor:
     given = x is not None and w is not None
-    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and _kernels_may_run(x):
+    # is_cuda and is_cpu are quicker than the name of x.device, which is made anew in each call.
+    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and (x.is_cuda or x.is_cpu):
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
@@ -136,11 +137,6 @@ def _conv_transpose(
         except TypeError:  # a list among the arguments
             return execute.conv_transpose(x, w, bias, _hashable(arguments), algorithm, _hashable_activation(activation), out)
     return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out)
-
-
-def _kernels_may_run(t: Tensor) -> bool:
-    # Quicker than the name of t.device, which is made anew in each call; a compiler that traces knows the name alone.
-    return t.is_cuda or t.is_cpu
 
 
 def _intercepted(
@@ -234,6 +230,12 @@ def _check_activation(x: Tensor, activation: ActivationLike) -> Activation:
 
 def _hashable(arguments: Arguments) -> Arguments:
     """The same with tuples for lists, so that launches and geometries can be looked up by it."""
+    try:
+        hash(arguments)
+    except TypeError:
+        pass
+    else:
+        return arguments
     stride, padding, output_padding, groups, dilation = arguments
     return _entries(stride), _entries(padding), _entries(output_padding), groups, _entries(dilation)
 
