@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import upfold
-from upfold import cli
+from upfold import cases, cli, methods
 
 pytest.importorskip("rich", reason="the command line's tables need rich")
 pytest.importorskip("matplotlib", reason="the command line's charts need matplotlib")
@@ -150,6 +150,31 @@ def test_compare_says_why_a_peer_does_not_run(capsys):
     status, out, _ = run(capsys, "compare", *words)
     assert status == 0
     assert "F.fold cannot express output_padding >= stride" in out
+
+
+@pytest.mark.parametrize("command", ["compare", "bench"])
+def test_a_method_that_breaks_ends_the_command_with_status_1_after_all_was_measured(capsys, tmp_path, monkeypatch, command):
+    original = methods.functional.conv_transpose2d
+
+    def broken(*arguments, algorithm=None, **options):
+        if algorithm == "direct":
+            raise RuntimeError("an illegal memory access")
+        return original(*arguments, algorithm=algorithm, **options)
+
+    monkeypatch.setattr(methods.functional, "conv_transpose2d", broken)
+    monkeypatch.setattr(cases, "by_tier", lambda tier: (cases.find("k4s2p1"), cases.find("k2s2")))
+    file = tmp_path / "figures.json"
+    words = ["--case", "k4s2p1"] if command == "compare" else ["--suite", "smoke"]
+    status, out, err = run(capsys, command, *words, "--seconds", 0.002, "--json", file)
+    assert status == 1
+    lines = err.splitlines()
+    assert len(lines) == (1 if command == "compare" else 2)
+    assert lines[0].startswith(f"upfold {command}: k4s2p1: direct: FAILED: RuntimeError: an illegal memory access; repro: upfold")
+    assert f"wrote {file}" in out
+    facts = json.loads(file.read_text())
+    rows = facts["comparison"]["rows"] if command == "compare" else facts["suites"]["smoke"][1]["rows"]
+    assert all(row["failed"] == (row["method"] == "direct") for row in rows)
+    assert command == "compare" or len(facts["failures"]) == 2
 
 
 def test_explain_lists_every_algorithm(capsys):

@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``upfold``; None takes those of the process.
 
     Returns:
-        The exit status: 0, or 2 when the command could not be carried out.
+        The exit status: 0; 1 when a method of upfold's broke or was wrong, after all was measured; or 2 when the command could
+        not be carried out.
     """
     parser = _parser()
     try:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed its line, or the help
         return int(stop.code or 0)
     try:
-        arguments.command(arguments)
+        failures: Sequence[str] = arguments.command(arguments) or ()
     except Failure as failure:
         return _complain(arguments.name, str(failure))
     except ModuleNotFoundError as error:
@@ -62,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(arguments.name, str(error))
     except KeyboardInterrupt:
         return _complain(arguments.name, "interrupted", 130)
-    return 0
+    for failure in failures:
+        _complain(arguments.name, failure)
+    return 1 if failures else 0
 
 
 def _complain(command: str, text: str, status: int = 2) -> int:
@@ -160,7 +163,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     demo.run(arguments.folder, device=device, size=arguments.size, seconds=arguments.seconds)
 
 
-def _compare(arguments: argparse.Namespace) -> None:
+def _compare(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
     from . import compare, tables
@@ -188,9 +191,10 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.chart is not None:
         charts.write_chart([result], arguments.chart)
         print(f"wrote {arguments.chart}")
+    return result.failures
 
 
-def _bench(arguments: argparse.Namespace) -> None:
+def _bench(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
     from . import bench, tables
@@ -213,6 +217,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     results = bench.run(names, options, tables.make_console())
     if arguments.json is not None:
         print(f"wrote {results.write(arguments.json)}")
+    return results.failures
 
 
 def _explain(arguments: argparse.Namespace) -> None:
