@@ -124,8 +124,7 @@ def _conv_transpose(
     out: Tensor | None,
 ) -> Tensor:
     given = x is not None and w is not None
-    # is_cuda and is_cpu are quicker than the name of x.device, which is made anew in each call.
-    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and (x.is_cuda or x.is_cpu):
+    if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and _kernels_may_run(x):
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
@@ -137,6 +136,11 @@ def _conv_transpose(
         except TypeError:  # a list among the arguments
             return execute.conv_transpose(x, w, bias, _hashable(arguments), algorithm, _hashable_activation(activation), out)
     return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out)
+
+
+def _kernels_may_run(t: Tensor) -> bool:
+    # Quicker than the name of t.device, which is made anew in each call; a compiler that traces knows the name alone.
+    return t.is_cuda or t.is_cpu
 
 
 def _intercepted(
