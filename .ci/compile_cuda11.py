@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
+
+from compile_device import code_bytes
 
 # The only standard header that the device code includes.
 CSTDINT = b"""#pragma once
@@ -85,6 +91,18 @@ class Nvrtc:
         return status == 0 and "warning" not in message, message
 
 
+@lru_cache
+def compiler_in(folder: Path) -> Nvrtc:
+    """The compiler of this process; NVRTC compiles one program at a time in each."""
+    return Nvrtc(folder)
+
+
+def compile_one(folder: Path, source: Path, architecture: str) -> tuple[bool, str, str]:
+    """Return whether a source compiles, the compiler's log and its version."""
+    compiler = compiler_in(folder)
+    return *compiler.compile(source.resolve(), architecture), compiler.version
+
+
 def main() -> int:
     """Compile every given source for every architecture; the exit status says whether all passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -93,12 +111,13 @@ def main() -> int:
     parser.add_argument("--packages", type=Path, default=HERE / ".work" / "cuda11", help="where CUDA 11.7 is installed")
     arguments = parser.parse_args()
     install(arguments.packages)
-    compiler = Nvrtc(arguments.packages)
+    ordered = sorted(arguments.sources, key=code_bytes, reverse=True)
+    works = [(source, architecture) for source in ordered for architecture in arguments.arch.split(",")]
     failures = 0
-    for source in arguments.sources:
-        for architecture in arguments.arch.split(","):
-            passed, log = compiler.compile(source.resolve(), architecture)
-            print(f"CUDA {compiler.version} {architecture} {source}: {'ok' if passed else 'FAILED'}")
+    with ProcessPoolExecutor(min(len(works), os.cpu_count() or 1)) as pool:
+        for (source, architecture), found in zip(works, pool.map(compile_one, repeat(arguments.packages), *zip(*works))):
+            passed, log, version = found
+            print(f"CUDA {version} {architecture} {source}: {'ok' if passed else 'FAILED'}", flush=True)
             if not passed:
                 failures += 1
                 print(log)

@@ -124,6 +124,88 @@ def test_a_wrong_result_is_shown_and_not_timed(monkeypatch):
     assert right.seconds > 0
     assert "WRONG" in render(tables.comparison_table(result))
     assert "WRONG" in render(tables.suite_table("suite", [result]))
+    (failure,) = result.failures
+    assert failure.startswith("k4s2p1: direct: WRONG")
+    assert "repro: upfold compare" in failure
+
+
+def breaking(monkeypatch, algorithm, error):
+    """Make one of the algorithms, or torch (None), raise instead of computing a layer."""
+    owner = methods.functional if algorithm else methods.F
+    original = owner.conv_transpose2d
+
+    def broken(*arguments, **options):
+        if options.get("algorithm") == algorithm:
+            raise error
+        return original(*arguments, **options)
+
+    if algorithm:
+        monkeypatch.setattr(owner, "conv_transpose2d", broken)
+    else:
+        monkeypatch.setattr(methods, "torch_conv_transpose", lambda ndim: broken)
+
+
+BREAKS = [RuntimeError("direct: an illegal memory access\nmore"), ValueError("no such tile"), InvalidArgument("a late refusal")]
+
+
+@pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
+def test_a_method_of_ours_that_breaks_is_a_failure(monkeypatch, error):
+    breaking(monkeypatch, "direct", error)
+    result = compare.compare_case(cases.find("k4s2p1"), QUICK)
+    row = result.row("direct")
+    assert row.failed
+    assert row.seconds is None
+    assert row.note == f"FAILED: {type(error).__name__}: {str(error).splitlines()[0]}"
+    assert result.row("gemm").seconds > 0
+    assert len(result.failures) == 1
+    assert "FAILED" in render(tables.comparison_table(result))
+    assert "FAILED" in render(tables.suite_table("suite", [result]))
+    assert [row["method"] for row in result.to_dict()["rows"] if row["failed"]] == ["direct"]
+
+
+OUT_OF_MEMORY = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["gpu", "cpu"])
+def test_a_full_memory_is_no_failure_of_ours(monkeypatch, error):
+    breaking(monkeypatch, "direct", error)
+    result = compare.compare_case(cases.find("k4s2p1"), QUICK)
+    assert result.row("direct").note.endswith(str(error))
+    assert result.row("direct").seconds is None
+    assert result.failures == []
+
+
+def test_a_refusal_of_a_peer_is_a_note(monkeypatch):
+    breaking(monkeypatch, None, NotImplementedError("not implemented for this type"))
+    result = compare.compare_case(cases.find("k4s2p1"), QUICK)
+    assert result.row("torch").note == "NotImplementedError: not implemented for this type"
+    assert result.failures == []
+    breaking(monkeypatch, None, TypeError("a mistake in the comparison itself"))
+    with pytest.raises(TypeError, match="mistake"):
+        compare.compare_case(cases.find("k4s2p1"), QUICK)
+
+
+def test_a_broken_device_ends_the_comparison(monkeypatch):
+    def synchronize(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    row = comparison.Row("direct", True, "contiguous", note="FAILED: RuntimeError: x")
+    with pytest.raises(RuntimeError, match="cuda:0 cannot be used any more; the last method was direct: FAILED"):
+        compare._check_device(torch.device("cuda", 0), row)
+    compare._check_device(torch.device("cpu"), row)
+
+
+def test_wrong_pairs_are_failures():
+    def pair(error):
+        return pairs.PairRow("unfold", "n1", 1.0, 1.0, "upfold bench --suite fold", error)
+
+    assert pair(1e-3).failures == pair(None).failures == []
+    for error in (math.inf, math.nan, 1.0):
+        assert pair(error).failures[0].startswith("unfold n1: WRONG")
 
 
 def render(*parts, width=160):

@@ -57,6 +57,43 @@ def test_a_warning_fails_the_device_step(sources):
     assert "planted" in done.stdout
 
 
+LOG = """[1/3] Building CUDA object CMakeFiles/_cuda.dir/cpp/cuda/one.cu.o
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z1av' for 'sm_75'
+    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 4096 bytes smem
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z1av' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, used 0 barriers
+[2/3] Building CXX object CMakeFiles/_cuda.dir/cpp/cuda/module.cpp.o
+[3/3] Building CUDA object CMakeFiles/_cuda.dir/cpp/cuda/other_one.cu.o
+"""
+
+
+def test_the_report_on_kernels_is_read_from_the_log_of_a_build(tmp_path):
+    log = tmp_path / "build.log"
+    log.write_text(LOG)
+
+    def report(name, architectures):
+        return run(sys.executable, CI / "compile_device.py", "--build-log", log, "--arch", architectures, f"cpp/cuda/{name}.cu")
+
+    done = report("one", "sm_75,sm_90a")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines() == [
+        "nvcc sm_75 cpp/cuda/one.cu: 1 kernels, 40 to 40 registers, shared memory up to 4096 bytes, 1 spill up to 4 bytes",
+        "nvcc sm_90a cpp/cuda/one.cu: 1 kernels, 24 to 24 registers, no spills",
+    ]
+    for name, architecture, text in (
+        ("one", "sm_80", "no kernel was compiled"),
+        ("other_one", "sm_75", "no kernel was compiled"),
+        ("absent", "sm_75", "not in the build's log"),
+    ):
+        done = report(name, architecture)
+        assert done.returncode == 1
+        assert text in done.stdout
+
+
 @pytest.fixture(scope="session")
 def cuda11() -> Path:
     """Return the folder that holds CUDA 11.7's compiler, brought by pip where it is not there yet."""

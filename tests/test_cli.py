@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import upfold
-from upfold import cli
+from upfold import cases, cli, methods
 
 pytest.importorskip("rich", reason="the command line's tables need rich")
 pytest.importorskip("matplotlib", reason="the command line's charts need matplotlib")
 
-COMMANDS = ("demo", "compare", "bench", "explain", "scan", "info")
+COMMANDS = ("demo", "compare", "bench", "chart", "explain", "scan", "info")
 TINY = shlex.split("--in 4 --out 3 --kernel 4 --stride 2 --padding 1 --size 5 6 --batch 2 --seconds 0.002")
 
 
@@ -38,6 +38,22 @@ def help_examples():
     return found
 
 
+def bench_facts(layers, suite="decoders", auto="gemm", mode="forward"):
+    """A run of the bench as its JSON holds it, with the entries that charts read."""
+    seconds = {
+        "gemm": 2e-5,
+        "direct": 3e-6,
+        "gemm_atomic": None,
+        "torch": 4e-5,
+        "torch channels_last": 1e-5,
+        "torch native": 1e-3,
+    }
+    rows = [{"method": name, "seconds": time} for name, time in seconds.items()]
+    shared = {"size": "n2 8x8", "mode": mode, "layout": "contiguous", "floor_seconds": 2e-6, "auto": auto, "rows": rows}
+    entries = [{"name": name, **shared} for name in layers]
+    return {"device": "a GPU", "dtype": "float32", "precision": "tf32", "suites": {suite: entries}}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(capsys, command):
     status, out, _ = run(capsys, command, "--help")
@@ -56,6 +72,8 @@ def test_help_examples_run(capsys, tmp_path, monkeypatch, command, line):
         words += ["--seconds", "0.002"]  # the example as it stands, but for the patience of its timer
     if command == "demo":
         words += ["--size", "128"]
+    if command == "chart":
+        (tmp_path / "bench.json").write_text(json.dumps(bench_facts(("k4s2p1", "3d-k2s2"), "smoke")))
     status, out, err = run(capsys, *words)
     assert (status, err) == (0, "")
     assert out
@@ -136,6 +154,47 @@ def test_compare_writes_json_and_chart(capsys, tmp_path):
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_draws_its_suites(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cases, "by_tier", lambda tier: (cases.find("k4s2p1"), cases.find("k2s2")))
+    chart, figures = tmp_path / "a" / "chart.svg", tmp_path / "figures.json"
+    status, out, _ = run(capsys, "bench", "--suite", "smoke", "--seconds", 0.002, "--chart", chart, "--json", figures)
+    assert status == 0
+    assert f"wrote {chart}" in out
+    assert "<svg" in chart.read_text()
+    again = tmp_path / "again.png"
+    assert run(capsys, "chart", figures, "--chart", again) == (0, f"wrote {again}\n", "")
+    assert again.read_bytes().startswith(b"\x89PNG")
+
+
+def test_chart_of_a_file_with_several_runs(capsys, tmp_path):
+    file, chart = tmp_path / "gpu.json", tmp_path / "gpu.png"
+    runs = {"float32": bench_facts(("one", "two")), "bfloat16": bench_facts(("one", "two"), auto="direct")}
+    runs["gradients"] = bench_facts(("one",), "decoders grad_input", mode="grad_input")
+    file.write_text(json.dumps(runs))
+    status, out, _ = run(capsys, "chart", file, "--run", "bfloat16", "gradients")
+    assert status == 0
+    bfloat16, gradients = out.split("\n\na GPU")
+    assert "auto 13.33x torch, geometric mean of 2 layers" in bfloat16
+    assert "| layer | floor | gemm | direct | torch | torch channels_last | auto | x torch |" in bfloat16
+    assert "| two, n2 8x8 | 2.0 | 20 | **3.0** | 40 | 10 | direct | 13.33 |" in bfloat16
+    assert "two" not in gradients
+    status, out, _ = run(capsys, "chart", file, "--layer", "two", "--method", "torch native", "gemm")
+    assert status == 0
+    assert "| two, n2 8x8 | 2.0 | 1000 | 20 | gemm | 2.00 |" in out  # the fastest is not among those asked for
+    assert run(capsys, "chart", file, "--run", "float32", "bfloat16", "--chart", chart) == (0, f"wrote {chart}\n", "")
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    for words, text in (
+        (["--run", "int8"], "run = 'int8'; "),
+        (["--suite", "seeds"], "suite = 'seeds'; the run has decoders"),
+        (["--layer", "three"], "layer = 'three'; "),
+        (["--chart", "picture.exe"], "must end in .png"),
+        (["--run", "float32", "gradients", "--chart", str(chart)], "over the same layers"),
+    ):
+        status, _, err = run(capsys, "chart", file, *words)
+        assert status == 2
+        assert text in err
+
+
 @pytest.mark.parametrize("size", [("9",), ("3", "4", "5")])
 def test_compare_in_one_and_three_dimensions(capsys, size):
     status, out, _ = run(
@@ -150,6 +209,31 @@ def test_compare_says_why_a_peer_does_not_run(capsys):
     status, out, _ = run(capsys, "compare", *words)
     assert status == 0
     assert "F.fold cannot express output_padding >= stride" in out
+
+
+@pytest.mark.parametrize("command", ["compare", "bench"])
+def test_a_method_that_breaks_ends_the_command_with_status_1_after_all_was_measured(capsys, tmp_path, monkeypatch, command):
+    original = methods.functional.conv_transpose2d
+
+    def broken(*arguments, algorithm=None, **options):
+        if algorithm == "direct":
+            raise RuntimeError("an illegal memory access")
+        return original(*arguments, algorithm=algorithm, **options)
+
+    monkeypatch.setattr(methods.functional, "conv_transpose2d", broken)
+    monkeypatch.setattr(cases, "by_tier", lambda tier: (cases.find("k4s2p1"), cases.find("k2s2")))
+    file = tmp_path / "figures.json"
+    words = ["--case", "k4s2p1"] if command == "compare" else ["--suite", "smoke"]
+    status, out, err = run(capsys, command, *words, "--seconds", 0.002, "--json", file)
+    assert status == 1
+    lines = err.splitlines()
+    assert len(lines) == (1 if command == "compare" else 2)
+    assert lines[0].startswith(f"upfold {command}: k4s2p1: direct: FAILED: RuntimeError: an illegal memory access; repro: upfold")
+    assert f"wrote {file}" in out
+    facts = json.loads(file.read_text())
+    rows = facts["comparison"]["rows"] if command == "compare" else facts["suites"]["smoke"][1]["rows"]
+    assert all(row["failed"] == (row["method"] == "direct") for row in rows)
+    assert command == "compare" or len(facts["failures"]) == 2
 
 
 def test_explain_lists_every_algorithm(capsys):
@@ -201,6 +285,8 @@ BAD = {
     "no such case": (["compare", "--case", "nothing"], "'nothing'; no such case"),
     "no such suite": (["bench", "--suite", "nothing"], "nothing"),
     "chart suffix": (["compare", "--chart", "picture.exe"], "must end in .png"),
+    "chart of no layers": (["bench", "--suite", "fold", "--chart", "fold.png"], "--suite fold has no layers to draw"),
+    "no results file": (["chart", "no_such_file.json"], "no_such_file.json"),
     "dtype": (["compare", "--dtype", "int8"], "int8"),
     "device": (["compare", "--device", "abacus"], "--device = 'abacus'; must be cpu, cuda or cuda:N"),
     "device without kernels": (["explain", "--device", "mps"], "--device = 'mps'; must be cpu, cuda or cuda:N"),

@@ -47,6 +47,12 @@ def test_surroundings(name):
     assert nobody_intercepts(x, None)
 
 
+def outlived():
+    kept = []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(torch.ones(2))
+    return kept[0]
+
+
 TENSORS = {
     "subclass": lambda: torch.ones(2).as_subclass(Labelled),
     "conjugate": lambda: torch.ones(2, dtype=torch.complex64).conj(),
@@ -54,6 +60,7 @@ TENSORS = {
     "sparse": lambda: torch.ones(2).to_sparse(),
     "meta": lambda: torch.ones(2, device="meta"),
     "zero without memory": lambda: torch._efficientzerotensor(2),
+    "one that outlived its transform": outlived,
 }
 
 

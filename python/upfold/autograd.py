@@ -20,8 +20,9 @@ from . import columns as column_kernels
 from . import execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
 from .columns import BlockArguments
-from .dispatch import current, encode_algorithm, restored
+from .dispatch import encode_algorithm
 from .execute import Arguments
+from .functions import eager, recorded, transformed
 from .geometry import block_geometry, make_geometry
 from .watch import needs_gradient, nobody_intercepts, transform_is_active
 
@@ -44,66 +45,53 @@ def conv_transpose(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None = None
 ) -> torch.Tensor:
     """Differentiable transposed convolution of batched tensors; the arguments are those of `execute.conv_transpose`."""
+    if nobody_intercepts(x, w, bias):
+        run = recorded_conv_transpose if needs_gradient(x, w, bias) else execute.conv_transpose
+        return run(x, w, bias, arguments, algorithm)
     if transform_is_active():
         return _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
-    if not nobody_intercepts(x, w, bias):
-        return _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
-    if needs_gradient(x, w, bias):
-        return recorded_conv_transpose(x, w, bias, arguments, algorithm)
-    return execute.conv_transpose(x, w, bias, arguments, algorithm)
-
-
-def recorded_conv_transpose(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None
-) -> torch.Tensor:
-    """The same where the caller knows that nothing intercepts and that a gradient is needed."""
-    return _apply(ConvTranspose, x, w, bias, arguments, algorithm)
+    return _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
 
 
 def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None = None) -> torch.Tensor:
     """Differentiable adjoint in x; the arguments are those of `execute.conv`."""
+    if nobody_intercepts(g, w):
+        run = _recorded_conv if needs_gradient(g, w) else execute.conv
+        return run(g, w, in_size, arguments, algorithm)
     if transform_is_active():
         return _apply(ConvTransformed, g, w, in_size, arguments, algorithm)
-    if not nobody_intercepts(g, w):
-        return _op("conv", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
-    if needs_gradient(g, w):
-        return _apply(Conv, g, w, in_size, arguments, algorithm)
-    return execute.conv(g, w, in_size, arguments, algorithm)
+    return _op("conv", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
 
 
 def conv_transpose_weight(
     x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None = None
 ) -> torch.Tensor:
     """Differentiable adjoint in w; the arguments are those of `execute.conv_transpose_weight`."""
+    if nobody_intercepts(x, g):
+        run = _recorded_conv_transpose_weight if needs_gradient(x, g) else execute.conv_transpose_weight
+        return run(x, g, kernel_size, arguments, algorithm)
     if transform_is_active():
         return _apply(ConvTransposeWeightTransformed, x, g, kernel_size, arguments, algorithm)
-    if not nobody_intercepts(x, g):
-        return _op("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
-    if needs_gradient(x, g):
-        return _apply(ConvTransposeWeight, x, g, kernel_size, arguments, algorithm)
-    return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
+    return _op("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
 
 
 def fold(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
     """Differentiable fold of batched columns; the arguments are those of `columns.fold`."""
+    if nobody_intercepts(columns):
+        run = _recorded_fold if needs_gradient(columns) else column_kernels.fold
+        return run(columns, output_size, arguments)
     if transform_is_active():
         return _apply(FoldTransformed, columns, output_size, arguments)
-    if not nobody_intercepts(columns):
-        return _op("fold", columns, list(output_size), *schema_blocks(len(output_size), arguments))
-    if needs_gradient(columns):
-        return _apply(Fold, columns, output_size, arguments)
-    return column_kernels.fold(columns, output_size, arguments)
+    return _op("fold", columns, list(output_size), *schema_blocks(len(output_size), arguments))
 
 
 def unfold(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
     """Differentiable unfold of a batched tensor; the arguments are those of `columns.unfold`."""
+    if nobody_intercepts(image):
+        return (_recorded_unfold if needs_gradient(image) else column_kernels.unfold)(image, arguments)
     if transform_is_active():
         return _apply(UnfoldTransformed, image, arguments)
-    if not nobody_intercepts(image):
-        return _op("unfold", image, *schema_blocks(image.dim() - 2, arguments))
-    if needs_gradient(image):
-        return _apply(Unfold, image, arguments)
-    return column_kernels.unfold(image, arguments)
+    return _op("unfold", image, *schema_blocks(image.dim() - 2, arguments))
 
 
 def _apply(function: type[Function], *inputs: Any) -> torch.Tensor:
@@ -124,6 +112,9 @@ def _channels(grad: torch.Tensor) -> torch.Tensor:
 class _ConvTransposeRules:
     """y = conv_transpose(x, w) + bias."""
 
+    operands = 2
+    kernel = staticmethod(execute.conv_transpose)
+
     @staticmethod
     def compute(
         x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None
@@ -134,9 +125,7 @@ class _ConvTransposeRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, w, _, ctx.arguments, ctx.algorithm = inputs
-        ctx.save_for_backward(x, w)
-        ctx.save_for_forward(x, w)
+        _, _, _, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -187,6 +176,9 @@ class _ConvTransposeRules:
 class _ConvRules:
     """x = conv(g, w), the adjoint in x."""
 
+    operands = 2
+    kernel = staticmethod(execute.conv)
+
     @staticmethod
     def compute(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
         if nobody_intercepts(g, w):
@@ -195,9 +187,7 @@ class _ConvRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        g, w, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
-        ctx.save_for_backward(g, w)
-        ctx.save_for_forward(g, w)
+        _, _, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -236,6 +226,9 @@ class _ConvRules:
 class _ConvTransposeWeightRules:
     """w = conv_transpose_weight(x, g), the adjoint in w."""
 
+    operands = 2
+    kernel = staticmethod(execute.conv_transpose_weight)
+
     @staticmethod
     def compute(
         x: torch.Tensor, g: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None
@@ -246,9 +239,7 @@ class _ConvTransposeWeightRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, g, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
-        ctx.save_for_backward(x, g)
-        ctx.save_for_forward(x, g)
+        _, _, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -283,6 +274,9 @@ class _ConvTransposeWeightRules:
 class _FoldRules:
     """image = fold(columns)."""
 
+    operands = 0
+    kernel = staticmethod(column_kernels.fold)
+
     @staticmethod
     def compute(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
         if nobody_intercepts(columns):
@@ -311,6 +305,9 @@ class _FoldRules:
 
 class _UnfoldRules:
     """columns = unfold(image)."""
+
+    operands = 0
+    kernel = staticmethod(column_kernels.unfold)
 
     @staticmethod
     def compute(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
@@ -343,48 +340,13 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _eager(rules: Any) -> Any:
-    """The rules as a Function whose forward takes ctx: the kind that every torch since 2.0 differentiates in both modes."""
-
-    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        rules.remember(ctx, inputs)
-        # A graph that is being recorded keeps the choice open: `use` is read when it runs.
-        ctx.settings = current() if nobody_intercepts() else None
-        result: torch.Tensor = rules.compute(*inputs)
-        return result
-
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        if ctx.settings is None:
-            return rules.backward(ctx, grad)
-        if 0 in grad.stride():  # as below a sum: laid out once, not by each operator that reads it
-            grad = grad.contiguous()
-        if ctx.settings == current():
-            return rules.backward(ctx, grad)
-        with restored(ctx.settings):
-            return rules.backward(ctx, grad)
-
-    members = {"forward": forward, "backward": backward, "jvp": rules.jvp}
-    return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})
-
-
-def _transformed(rules: Any) -> Any:
-    """The rules as a Function with setup_context and a vmap rule: the kind that ``torch.func`` asks for."""
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        rules.remember(ctx, inputs)
-
-    members = {
-        "forward": rules.compute,
-        "setup_context": setup_context,
-        "backward": rules.backward,
-        "jvp": rules.jvp,
-        "vmap": rules.vmap,
-    }
-    return type(rules.__name__.strip("_"), (Function,), {name: staticmethod(member) for name, member in members.items()})
-
-
-ConvTranspose, ConvTransposeTransformed = _eager(_ConvTransposeRules), _transformed(_ConvTransposeRules)
-Conv, ConvTransformed = _eager(_ConvRules), _transformed(_ConvRules)
-ConvTransposeWeight, ConvTransposeWeightTransformed = _eager(_ConvTransposeWeightRules), _transformed(_ConvTransposeWeightRules)
-Fold, FoldTransformed = _eager(_FoldRules), _transformed(_FoldRules)
-Unfold, UnfoldTransformed = _eager(_UnfoldRules), _transformed(_UnfoldRules)
+ConvTranspose, ConvTransposeTransformed = eager(_ConvTransposeRules), transformed(_ConvTransposeRules)
+Conv, ConvTransformed = eager(_ConvRules), transformed(_ConvRules)
+ConvTransposeWeight, ConvTransposeWeightTransformed = eager(_ConvTransposeWeightRules), transformed(_ConvTransposeWeightRules)
+Fold, FoldTransformed = eager(_FoldRules), transformed(_FoldRules)
+Unfold, UnfoldTransformed = eager(_UnfoldRules), transformed(_UnfoldRules)
+# Where the caller knows that nothing intercepts and that a gradient is needed.
+recorded_conv_transpose = recorded(_ConvTransposeRules)
+_recorded_conv = recorded(_ConvRules)
+_recorded_conv_transpose_weight = recorded(_ConvTransposeWeightRules)
+_recorded_fold, _recorded_unfold = recorded(_FoldRules), recorded(_UnfoldRules)

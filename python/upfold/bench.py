@@ -64,6 +64,12 @@ class Results:
     suites: dict[str, list[Comparison]] = field(default_factory=dict)
     pairs: dict[str, list[PairRow]] = field(default_factory=dict)
 
+    @property
+    def failures(self) -> list[str]:
+        """What broke or is wrong of upfold's in any suite, a line for each."""
+        layers = [text for rows in self.suites.values() for comparison in rows for text in comparison.failures]
+        return layers + [text for rows in self.pairs.values() for row in rows for text in row.failures]
+
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON; a suite of a gradient is called ``decoders grad_input``."""
         return {
@@ -75,6 +81,7 @@ class Results:
             "precision": self.options.precision,
             "layout": self.options.layout,
             "max_gflop": self.options.max_gflop,
+            "failures": self.failures,
             "summary": {name: summarize(rows) for name, rows in self.suites.items()},
             "suites": {name: [comparison.to_dict() for comparison in rows] for name, rows in self.suites.items()},
             **{name: [row.to_dict() for row in rows] for name, rows in self.pairs.items()},
@@ -138,8 +145,8 @@ def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison
     console.print(suite_table(f"{label}: {where}", rows, console.width))
     for row in rows:
         for method in row.rows:
-            if method.ours and method.note.startswith("WRONG"):
-                console.print(f"{row.name}: {method.method}: {method.note}", style="red")
+            if method.failed:
+                console.print(f"{row.name}: {method.method}: {method.note}", style="red", markup=False)
     console.print(summary_table(label, rows, console.width))
     console.print("\n" + LEGEND, style="dim")
     console.print("* cut down to run sooner (--max-gflop sets how far). To repeat one line:", style="dim")

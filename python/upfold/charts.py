@@ -1,12 +1,14 @@
-"""Charts of the methods: bars for one layer, dots on a time axis for several. Needs matplotlib, imported here alone."""
+"""Charts of the methods: bars for one layer, dots for several or for whole suites. Needs matplotlib, imported here alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .comparison import Comparison, Row, dtype_name
+from .geometry import InvalidArgument
+from .overview import Run, shown_methods
 
 # Colour (told apart by colour-blind readers too) and marker of each method; upfold's are saturated, the peers grey or sand.
 _STYLES = {
@@ -37,6 +39,34 @@ def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str 
     Returns:
         The path written.
     """
+    if len(comparisons) == 1:
+        return _saved(path, lambda pyplot: _bars(pyplot, comparisons[0], title))
+    return _saved(path, lambda pyplot: _dots(pyplot, comparisons, title))
+
+
+def write_overview(runs: Sequence[Run], path: str | Path, methods: Sequence[str] = (), title: str | None = None) -> Path:
+    """Draw whole suites: a row for each layer, a panel for each run, a mark for each method at its time in floors.
+
+    Args:
+        runs: over the same layers (`overview.read_runs`).
+        path: where the picture goes; its suffix names the format.
+        methods: which; none takes the usual ones.
+        title: stands above; None writes one.
+
+    Returns:
+        The path written.
+
+    Raises:
+        InvalidArgument: the runs are not over the same layers.
+    """
+    first, *others = ([layer.name for layer in run.layers] for run in runs)
+    if any(names != first for names in others):
+        raise InvalidArgument("runs side by side must be over the same layers; name the suites or draw each by itself")
+    shown = shown_methods(runs, methods)
+    return _saved(path, lambda pyplot: _panels(pyplot, runs, shown, title), dpi=100)
+
+
+def _saved(path: str | Path, draw: Callable[[Any], Any], dpi: int = 144) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -44,9 +74,16 @@ def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str 
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pyplot.rc_context({"font.size": 10, "axes.edgecolor": _INK, "text.color": _INK, "figure.facecolor": "white"}):
-        figure = _bars(pyplot, comparisons[0], title) if len(comparisons) == 1 else _dots(pyplot, comparisons, title)
-        figure.savefig(path, dpi=144, bbox_inches="tight", pad_inches=0.2)
+    look: Any = {
+        "font.size": 10,
+        "axes.edgecolor": _INK,
+        "text.color": _INK,
+        "figure.facecolor": "white",
+        "svg.hashsalt": "upfold",
+    }
+    with pyplot.rc_context(look):
+        figure = draw(pyplot)
+        figure.savefig(path, dpi=dpi, bbox_inches="tight", pad_inches=0.2)
         pyplot.close(figure)
     return path
 
@@ -154,6 +191,60 @@ def _draw_row(axes: Any, position: int, comparison: Comparison, marks: dict[str,
         look = {"s": 62, "color": color, "marker": marker, "linewidths": 1.6, "zorder": 3}
         marks.setdefault(row.method, axes.scatter((row.seconds or 0.0) * 1e3, position, **look))
     marks.setdefault("floor", axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2))
+
+
+def _panels(pyplot: Any, runs: Sequence[Run], methods: Sequence[str], title: str | None) -> Any:
+    """A panel for each run, side by side, on one logarithmic axis of times over the floor."""
+    layers = runs[0].layers
+    height = 0.25 * len(layers) + 0.8
+    figure, grid = pyplot.subplots(1, len(runs), figsize=(5.4 * len(runs) + 0.6, height), sharey=True, squeeze=False)
+    figure.subplots_adjust(wspace=0.2)
+    times = [layer.times[name] / layer.floor for run in runs for layer in run.layers for name in methods if name in layer.times]
+    marks: dict[str, Any] = {}
+    for axes, run in zip(grid[0], runs):
+        _draw_panel(axes, run, methods, marks)
+        axes.set_xlim(min([1.0, *times]) / 1.15, max([2.0, *times]) * 1.15)
+        axes.set_title(f"{run.kind}", loc="left", fontsize=10.5)
+    labels = [f"{layer.name}   {layer.size}" for layer in layers]
+    grid[0][0].set_yticks(range(len(layers)), labels, fontsize=8)
+    grid[0][0].set_ylim(len(layers) - 0.4, -0.6)
+    inch = 1.0 / height
+    order = [name for name in methods if name in marks] + ["taken by auto"]
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, grid[0][0].get_position().y0 - 0.5 * inch)}
+    figure.legend([marks[name] for name in order], order, ncol=len(order), frameon=False, fontsize=9, **place)
+    heading = title or f"Time over the floor of each layer, logarithmic (left is better): {runs[0].device}"
+    figure.suptitle(heading, x=0.02, y=grid[0][0].get_position().y1 + 0.5 * inch, ha="left", fontsize=12)
+    return figure
+
+
+def _draw_panel(axes: Any, run: Run, methods: Sequence[str], marks: dict[str, Any]) -> None:
+    """Draw one run: marks by method, a ring round what `auto` takes, and the ratio to torch at the right."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.axvline(1.0, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    for position, layer in enumerate(run.layers):
+        axes.axhline(position, color=_FAINT, linewidth=0.7, zorder=0)
+        if position and layer.suite != run.layers[position - 1].suite:
+            axes.axhline(position - 0.5, color=_INK, linewidth=0.8, zorder=0)
+        for name in methods:
+            if name in layer.times:
+                color, marker = _style(name)
+                look = {"s": 30, "color": color, "marker": marker, "linewidths": 1.3, "zorder": 3}
+                marks.setdefault(name, axes.scatter(layer.times[name] / layer.floor, position, **look))
+        if layer.auto in layer.times:
+            ring = {"s": 100, "facecolors": "none", "edgecolors": _INK, "linewidths": 0.9, "zorder": 4}
+            marks.setdefault("taken by auto", axes.scatter(layer.times[layer.auto] / layer.floor, position, **ring))
+        if layer.ratio is not None:
+            ink = _LOSS if layer.ratio < 1 else _INK
+            place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8, "color": ink}
+            axes.text(1.01, position, f"{_ratio(layer.ratio)}", **place)
+    axes.text(1.01, -1.0, "x torch", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_xlabel("times the floor")
+    _bare(axes)
 
 
 def _ratio(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``upfold demo | compare | bench | explain | scan | info``."""
+"""The command line: ``upfold demo | compare | bench | chart | explain | scan | info``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``upfold``; None takes those of the process.
 
     Returns:
-        The exit status: 0, or 2 when the command could not be carried out.
+        The exit status: 0; 1 when a method of upfold's broke or was wrong, after all was measured; or 2 when the command could
+        not be carried out.
     """
     parser = _parser()
     try:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed its line, or the help
         return int(stop.code or 0)
     try:
-        arguments.command(arguments)
+        failures: Sequence[str] = arguments.command(arguments) or ()
     except Failure as failure:
         return _complain(arguments.name, str(failure))
     except ModuleNotFoundError as error:
@@ -62,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(arguments.name, str(error))
     except KeyboardInterrupt:
         return _complain(arguments.name, "interrupted", 130)
-    return 0
+    for text in failures:
+        _complain(arguments.name, text)
+    return 1 if failures else 0
 
 
 def _complain(command: str, text: str, status: int = 2) -> int:
@@ -124,7 +127,20 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
+    command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
     add_run(command)
+
+
+def _chart_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("results", metavar="FILE.json", help="what upfold bench --json or make gpu-check wrote")
+    text = "runs of a file that holds several, side by side (default: the first)"
+    command.add_argument("--run", nargs="+", default=[], metavar="NAME", help=text)
+    text = "suites, as the file calls them (default: all without a gradient)"
+    command.add_argument("--suite", nargs="+", default=[], metavar="NAME", help=text)
+    command.add_argument("--layer", nargs="+", default=[], metavar="NAME", help="layers (default: all of the suites)")
+    text = "methods (default: gemm, direct, fused, torch and torch channels_last)"
+    command.add_argument("--method", nargs="+", default=[], metavar="NAME", help=text)
+    command.add_argument("--chart", metavar="FILE", help="draw them (.png, .svg or .pdf); without it a Markdown table is printed")
 
 
 def _scan_options(command: argparse.ArgumentParser) -> None:
@@ -160,18 +176,13 @@ def _demo(arguments: argparse.Namespace) -> None:
     demo.run(arguments.folder, device=device, size=arguments.size, seconds=arguments.seconds)
 
 
-def _compare(arguments: argparse.Namespace) -> None:
+def _compare(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
     from . import compare, tables
 
     if arguments.chart is not None:
-        import matplotlib  # noqa: F401
-
-        from . import charts
-
-        if Path(arguments.chart).suffix not in (".png", ".svg", ".pdf"):
-            raise Failure(f"--chart = {arguments.chart}; must end in .png, .svg or .pdf")
+        charts = _load_charts(arguments.chart)
     device, case = chosen_device(arguments), chosen_case(arguments)
     precision = chosen_precision(arguments, device)
     switched = contextlib.nullcontext() if precision is None else float32_precision(precision == "tf32")
@@ -188,13 +199,29 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.chart is not None:
         charts.write_chart([result], arguments.chart)
         print(f"wrote {arguments.chart}")
+    return result.failures
 
 
-def _bench(arguments: argparse.Namespace) -> None:
+def _load_charts(path: str) -> Any:
+    """The module that draws, and its library: asked for now, not after minutes of work."""
+    import matplotlib  # noqa: F401
+
+    from . import charts
+
+    if Path(path).suffix not in (".png", ".svg", ".pdf"):
+        raise Failure(f"--chart = {path}; must end in .png, .svg or .pdf")
+    return charts
+
+
+def _bench(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
-    from . import bench, tables
+    from . import bench, overview, tables
 
+    if arguments.chart is not None:
+        charts = _load_charts(arguments.chart)
+        if not {"all", *bench.CASE_SUITES} & set(arguments.suite):
+            raise Failure(f"--chart = {arguments.chart}; --suite {' '.join(arguments.suite)} has no layers to draw")
     device = chosen_device(arguments)
     names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
     limit = arguments.max_gflop
@@ -213,6 +240,20 @@ def _bench(arguments: argparse.Namespace) -> None:
     results = bench.run(names, options, tables.make_console())
     if arguments.json is not None:
         print(f"wrote {results.write(arguments.json)}")
+    if arguments.chart is not None:
+        print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
+    return results.failures
+
+
+def _chart(arguments: argparse.Namespace) -> None:
+    from . import overview
+
+    runs = overview.read_runs(arguments.results, arguments.run, arguments.suite, arguments.layer)
+    if arguments.chart is None:
+        print(overview.markdown(runs, arguments.method))
+        return
+    charts = _load_charts(arguments.chart)
+    print(f"wrote {charts.write_overview(runs, arguments.chart, arguments.method)}")
 
 
 def _explain(arguments: argparse.Namespace) -> None:
@@ -319,6 +360,14 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
+        "upfold bench --suite smoke --json bench.json --chart bench.png",
+    ),
+    "chart": (
+        _chart,
+        _chart_options,
+        "the suites of a results file as a chart of times over the floor, or as a Markdown table",
+        "upfold chart bench.json --suite smoke --chart bench.png",
+        "upfold chart bench.json --layer k4s2p1 3d-k2s2 --method gemm direct torch",
     ),
     "explain": (
         _explain,

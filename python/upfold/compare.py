@@ -178,22 +178,43 @@ def _check_and_time(
 
 def _check(row: Row, method: Method, operands: Operands, truth: Reference) -> bool:
     """Fill in what a first call shows; return whether the method is to be timed."""
+    device = operands.x.device
     try:
-        if row.ours and operands.x.is_cuda:
-            y, row.extra_bytes = held_beside_result(_call(method, operands), operands.x.device)
+        if row.ours and device.type == "cuda":
+            y, row.extra_bytes = held_beside_result(_call(method, operands), device)
         else:
             y = method(operands)
         row.error = truth.error(y)
-    except RuntimeError as error:  # a peer may lack the dtype; the reader is told
-        row.note = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    except Exception as error:
+        row.note = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if row.ours and not _is_out_of_memory(error):  # reject() let the problem through, so this is no refusal
+            row.failed, row.note = True, f"FAILED: {row.note}"
+        elif not isinstance(error, RuntimeError):  # a peer may lack the dtype, in torch's words for it; the reader is told
+            raise
+        _check_device(device, row)
         return False
     row.correct = row.error <= truth.bound
-    if row.ours and row.error > _WRONG * truth.bound:
-        row.note = f"WRONG: error {row.error:.1e} is far above {truth.bound:.1e}; not timed"
+    if row.ours and not row.error <= _WRONG * truth.bound:  # NaN too
+        row.failed, row.note = True, f"WRONG: error {row.error:.1e} is far above {truth.bound:.1e}; not timed"
         return False
     if not row.correct:
         row.note = "; ".join(filter(None, (row.note, "error above the bound")))
     return True
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator of a GPU or of a CPU gave up: that says nothing of the method's kernels."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _check_device(device: torch.device, row: Row) -> None:
+    """Raise where a kernel has broken the device for the rest of the process: whatever followed would be noted as refused."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise RuntimeError(f"{device} cannot be used any more; the last method was {row.method}: {row.note}") from error
 
 
 def _call(method: Method, operands: Operands) -> Callable[[], torch.Tensor]:

@@ -32,6 +32,7 @@ class Row:
         note: the plan of an algorithm, or why the method did not run.
         warm_seconds: the same with one data set, which stays in the cache; None on a CPU and for layers beyond the cache.
         extra_bytes: the most memory that a call of ours held beside operands and result; None on a CPU.
+        failed: whether it is upfold's and broke or is wrong; the note says how. A command that met one ends with status 1.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Row:
     note: str = ""
     warm_seconds: float | None = None
     extra_bytes: int | None = None
+    failed: bool = False
 
 
 @dataclass
@@ -119,6 +121,11 @@ class Comparison:
     def best_peer(self) -> Row | None:
         """The fastest method that is not upfold's."""
         return min((r for r in self.rows if not r.ours and r.seconds), key=lambda r: r.seconds or math.inf, default=None)
+
+    @property
+    def failures(self) -> list[str]:
+        """What broke or is wrong of upfold's, a line for each, with the command that repeats it."""
+        return [f"{self.name}: {row.method}: {row.note}; repro: {self.repro}" for row in self.rows if row.failed]
 
     def ratio(self, row: Row | None, peer: Row | None) -> float | None:
         """How many times faster `row` is than `peer`; None where one of them has no time."""

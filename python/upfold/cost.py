@@ -21,6 +21,8 @@ _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out
 
 # Fitted in the same way to `benchmarks/results/nvidia-h200.json` (forward, float32 with TF32 and bfloat16).
 _GPU_LAUNCH_SECONDS = 3e-6
+# What enqueuing a product and its column kernels takes on the host, allocations included: an eager call is never shorter.
+_GPU_GEMM_HOST_SECONDS = 17e-6
 _GPU_BYTES = 4e12  # a second
 # Multiply-adds counted as two operations a second: of a matrix product, by type.
 _GPU_GEMM_FLOPS = {torch.float16: 500e12, torch.bfloat16: 500e12, torch.float32: 40e12, torch.float64: 40e12}
@@ -29,6 +31,10 @@ _GPU_GEMM_HALF_DEPTH = 64.0  # input channels of a group at which the product re
 # Of the direct kernel, fitted so that the choice agrees with that file over 235 layers and gradients (1 % from the better method
 # in geometric mean; 3 to 6 % on layers left out of the fit): its proportions matter, these are no rates.
 _GPU_DIRECT_CALL_SECONDS = 46e-6
+# On tiny layers that constant is far too long: there the forward takes its launch on the host, and a small multiple of its work.
+# Its gradients were measured no shorter than gemm's time on the host on any layer, and keep the constant.
+_GPU_DIRECT_HOST_SECONDS = 6e-6
+_GPU_DIRECT_TINY_FACTOR = 2.0
 _GPU_DIRECT_FLOPS = 22e12
 _GPU_DIRECT_BYTES = 0.6e12  # a second
 _GPU_FEW_CHANNELS = 20.0  # result channels of a group at which it reaches half of its rate
@@ -66,14 +72,18 @@ def _on_cpu(name: str, problem: Problem) -> float:
 
 
 def _on_gpu(name: str, problem: Problem) -> float:
-    """The larger of memory and arithmetic for each launch; gemm's columns are written and read once, in float32 at least."""
+    """The larger of memory and arithmetic for each launch, and the time on the host where that is longer.
+
+    gemm's columns are written and read once, in float32 at least.
+    """
     if name == "gemm":
         element = max(4, DTYPE_BYTES[problem.dtype])
         columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
         depth = problem.in_channels_per_group
         rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
         product = 2.0 * columns * depth / (rate * depth / (depth + _GPU_GEMM_HALF_DEPTH))
-        return 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
+        seconds = 2 * _GPU_LAUNCH_SECONDS + product + (problem.bytes + 2.0 * columns * element) / _GPU_BYTES
+        return max(_GPU_GEMM_HOST_SECONDS, seconds)
     if name == "fused":
         return _fused_on_gpu(problem)
     adjoint = problem.operator is Operator.CONV
@@ -82,7 +92,10 @@ def _on_gpu(name: str, problem: Problem) -> float:
     phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
     in_a_row = problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS
     work = max(problem.flops / rate, problem.bytes / _GPU_DIRECT_BYTES, in_a_row)
-    return _GPU_DIRECT_FACTOR[problem.operator] * (_GPU_DIRECT_CALL_SECONDS + work)
+    call = _GPU_DIRECT_CALL_SECONDS
+    if problem.operator is Operator.CONV_TRANSPOSE:
+        call = min(call, _GPU_DIRECT_HOST_SECONDS + _GPU_DIRECT_TINY_FACTOR * work)
+    return _GPU_DIRECT_FACTOR[problem.operator] * (call + work)
 
 
 def _fused_on_gpu(problem: Problem) -> float:

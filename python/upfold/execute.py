@@ -60,14 +60,14 @@ class Launch:
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Run on tensors that the caller keeps alive; the problem's operator says which of x, w, y is written."""
-        stream = 0 if self.index is None else _stream(self.index)
-        needed = self.workspace_bytes
-        if self.enqueue is None:
-            scratch = x.new_empty(needed, dtype=torch.uint8) if needed else None
+        index, enqueue = self.index, self.enqueue
+        stream = 0 if index is None else _stream(index)
+        if enqueue is None:
+            scratch = x.new_empty(self.workspace_bytes, dtype=torch.uint8) if self.workspace_bytes else None
             self.algorithm.run(self.problem, Tensors(x, w, bias, y), self.config, scratch, stream)
             return
-        workspace = x.new_empty_strided(self.elements, _DENSE) if needed else None
-        self.enqueue(
+        workspace = x.new_empty_strided(self.elements, _DENSE) if self.workspace_bytes else None
+        enqueue(
             x.data_ptr(),
             w.data_ptr(),
             0 if bias is None else bias.data_ptr(),
@@ -90,17 +90,11 @@ def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
 
-def _environment(*tensors: torch.Tensor | None) -> Any:
-    """What a plan depends on beside shapes: the settings, and the threads, or TF32 and the low bits of the addresses."""
-    first = tensors[0]
-    assert first is not None
-    if not first.is_cuda:
-        return current(), _threads()
-    addresses = 0
-    for tensor in tensors:
-        if tensor is not None:
-            addresses |= tensor.data_ptr()
-    return current(), first.dtype is torch.float32 and convolutions_take_tf32(), addresses & (_MOST_ALIGNMENT - 1)
+def _environment(t: torch.Tensor, addresses: int) -> tuple[Any, ...]:
+    """What a plan depends on beside shapes: the settings, and the threads, or TF32 and the low bits of all addresses."""
+    if t.is_cuda:
+        return current(), t.dtype is torch.float32 and convolutions_take_tf32(), addresses & (_MOST_ALIGNMENT - 1)
+    return current(), _threads()
 
 
 def _alignment(*tensors: torch.Tensor | None) -> int:
@@ -145,6 +139,13 @@ def conv_transpose(
     Raises:
         InvalidArgument: the arguments do not fit.
     """
+    addresses, bias_key, out_key = x.data_ptr() | w.data_ptr(), None, None
+    if bias is not None:
+        addresses |= bias.data_ptr()
+        bias_key = bias.shape, bias.stride(), bias.dtype, bias.device
+    if out is not None:
+        addresses |= out.data_ptr()
+        out_key = _tensor_key(out)
     key = (
         x.shape,
         x.stride(),
@@ -154,12 +155,12 @@ def conv_transpose(
         w.stride(),
         w.dtype,
         w.device,
-        None if bias is None else _tensor_key(bias),
+        bias_key,
         arguments,
         algorithm,
         activation,
-        None if out is None else _tensor_key(out),
-        _environment(x, w, bias, out),
+        out_key,
+        _environment(x, addresses),
     )
     launch = _launches.get(key)
     if launch is None:
@@ -227,7 +228,7 @@ def conv(
 
     `in_size` is the spatial size of the result; with output padding it cannot be inferred.
     """
-    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g, w))
+    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g, g.data_ptr() | w.data_ptr()))
     launch = _launches.get(key)
     if launch is None:
         problem, x = describe_conv(g, w, in_size, arguments)
@@ -252,7 +253,7 @@ def conv_transpose_weight(
         kernel_size,
         arguments,
         algorithm,
-        _environment(g, x),
+        _environment(g, g.data_ptr() | x.data_ptr()),
         Operator.CONV_TRANSPOSE_WEIGHT,  # or the key could be that of `conv`
     )
     launch = _launches.get(key)

@@ -44,6 +44,8 @@ class FoldCase:
         return self.batch, self.channels * self.kernel_size**2, positions
 
 
+# Of an error by the rounding rule: no type rounds this far.
+_WRONG = 0.05
 # Far larger than any cache, of which the rates of the column kernels must not be made.
 _FOLD_CPU = (
     FoldCase(8, 64, (256, 256), 2, 2, 0),
@@ -84,6 +86,13 @@ class PairRow:
     floor_seconds: float | None = None
     moved_bytes: int | None = None
     elementwise_bytes_per_second: float | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """A line where the result is wrong."""
+        if self.error is None or self.error < _WRONG:
+            return []
+        return [f"{self.name} {self.size}: WRONG: error {self.error:.1e}; repro: {self.repro}"]
 
     @property
     def ratio(self) -> float:
@@ -138,9 +147,11 @@ def _fold_and_unfold(case: FoldCase, device: torch.device, dtype: torch.dtype, s
         return F.unfold(t, **window)
 
     wide = torch_fold(columns.double())
-    error = float(((our_fold(columns).double() - wide).abs() / torch_fold(columns.abs().double())).nan_to_num(0.0).max())
+    # A pixel that no block covers is 0 in both, and 0 / tiny stays 0; a NaN of ours stays one.
+    covered = torch_fold(columns.abs().double()).clamp_min(torch.finfo(torch.float64).tiny)
+    error = float(((our_fold(columns).double() - wide).abs() / covered).max())
     same = torch.equal(our_unfold(image), torch_unfold(image))
-    del wide
+    del wide, covered
     rows = []
     for name, ours, theirs, operand, off in (
         ("fold", our_fold, torch_fold, columns, error),

@@ -176,8 +176,8 @@ def short_size(comparison: Comparison) -> str:
 
 def _highlight(comparison: Comparison, method: str) -> str:
     row = comparison.row(method)
-    if row is not None and row.error is not None and not row.seconds:
-        return f"[{_LOSS}]WRONG[/]"
+    if row is not None and row.failed:
+        return f"[{_LOSS}]{row.note.partition(':')[0]}[/]"
     text = seconds_text(row)
     return f"[bold]{text}[/]" if method == comparison.auto else text
 

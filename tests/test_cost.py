@@ -1,0 +1,51 @@
+"""What `auto` predicts of a GPU: the order of the methods where it was measured, on the host too. No GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from upfold import cases
+from upfold.cost import predicted_seconds
+from upfold.modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT, Operands, describe
+
+GPU = torch.device("cuda", 0)
+
+
+def problem(name, mode=FORWARD, dtype=torch.float32, tf32=True):
+    case = cases.find(name)
+    x = torch.empty((case.batch, case.in_channels, *case.in_size), dtype=dtype, device="meta")
+    w = torch.empty((case.in_channels, case.out_channels // case.groups, *case.kernel_size), dtype=dtype, device="meta")
+    forward = describe(FORWARD, Operands(x, w), case.geometry)
+    g = torch.empty((forward.batch, forward.out_channels, *forward.out_size[3 - case.ndim :]), dtype=dtype, device="meta")
+    found = describe(mode, Operands(x, w, None, g), case.geometry)
+    return dataclasses.replace(found, allow_tf32=tf32 and dtype == torch.float32)
+
+
+def preferred(found):
+    return min(("gemm", "direct"), key=lambda name: predicted_seconds(name, found, GPU))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["k2s2", "k4s2p1", "3d-k2s2", "fcn8s-21-21-k4@16"])
+def test_a_tiny_layer_takes_the_method_that_the_host_launches_sooner(name, dtype):
+    assert preferred(problem(name, dtype=dtype)) == "direct"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["dcgan-100-512@1", "pix2pix-512-512@1", "pix2pix-128-3@128", "nnunet3d-320-320@4"])
+def test_a_short_layer_with_work_to_do_stays_with_the_product(name, dtype):
+    assert preferred(problem(name, dtype=dtype)) == "gemm"
+
+
+@pytest.mark.parametrize("mode", [GRAD_INPUT, GRAD_WEIGHT])
+def test_gradients_of_tiny_layers_stay_with_the_product(mode):
+    assert preferred(problem("fcn8s-21-21-k4@16", mode)) == "gemm"
+
+
+def test_no_product_is_predicted_shorter_than_its_launches():
+    shortest = predicted_seconds("gemm", problem("k2s2"), GPU)
+    assert shortest == predicted_seconds("gemm", problem("k4s2p1"), GPU) > 15e-6
+    assert predicted_seconds("gemm", problem("unet-128-64@256"), GPU) > 10 * shortest
