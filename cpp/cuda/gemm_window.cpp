@@ -9,8 +9,11 @@ namespace {
 // What decides whether windows pay, measured on an H200; per second.
 constexpr double kLaunch = 2.5e-6, kCopyBytes = 2.6e12, kColumnBytes = 3.4e12;
 // Of the products: one whose operands have the summed index in front is quicker in TF32, and slower in IEEE float32.
-constexpr double kTf32 = 180e12, kDeepTf32 = 300e12, kNarrow = 550e12, kIeee = 45e12, kDeepIeee = 33e12;
+constexpr double kTf32 = 140e12, kHalfDeepTf32 = 230e12, kDeepTf32 = 300e12, kNarrow = 550e12, kIeee = 45e12, kDeepIeee = 33e12;
 constexpr double kAnother = 8e-6;  // seconds lost where a product is cut in two
+
+constexpr std::int64_t kDeep = 256, kSmallMap = 256;  // channels and pixels, as in gemm_plan.cpp
+constexpr double kLargeProduct = 8e9;                 // operations
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of every count that the copies divide
 constexpr std::int64_t kMostPhases = 32;               // of the reduced problem, above which col2im is slow
@@ -37,8 +40,12 @@ double seconds(const Work& work, double rate, double operands) {
 
 double plain_seconds(const Problem& p, bool tf32) {
   const Work work = work_of(p);
-  const double rate = is_narrow(p.dtype) ? kNarrow : tf32 ? (p.op == Operator::kConvTranspose ? kTf32 : kDeepTf32) : kIeee;
-  return seconds(work, rate, work.x + work.w);
+  if (p.op != Operator::kConvTranspose || !tf32)
+    return seconds(work, is_narrow(p.dtype) ? kNarrow : tf32 ? kDeepTf32 : kIeee, work.x + work.w);
+  // The plan lays x out where maps are small, or the weight where the product is deep and large.
+  const bool small = in_pixels(p) < kSmallMap && p.batch > 1, deep = p.in_channels >= kDeep && work.flops > kLargeProduct;
+  const double copy = small || deep ? kLaunch + 2.0 * (small ? work.x : work.w) / kCopyBytes : 0.0;
+  return copy + seconds(work, small || deep ? kHalfDeepTf32 : kTf32, work.x + work.w);
 }
 
 double window_seconds(const Problem& p, const Window& window, bool tf32) {
