@@ -16,26 +16,11 @@
 #include "gemm_plan.h"
 #include "launch.cuh"
 #include "outer.h"
+#include "products.h"
 #include "sum_parts.h"
 
 namespace upfold::cuda {
 namespace {
-
-// Values of cuBLAS's and the runtime's enumerations.
-constexpr int kOpN = 0, kOpT = 1;
-constexpr int kCompute32F = 68, kComputeTf32 = 77, kCompute64F = 70;
-constexpr int kDefaultAlgorithm = -1;
-constexpr std::int64_t kMostBatch = 32768;  // older libraries put the batch on a grid axis of 65535
-constexpr std::int64_t kMostInt = (std::int64_t(1) << 31) - 1;
-
-int data_type(Dtype dtype) {
-  constexpr int kTypes[] = {0, 1, 2, 14, 4, 5};  // in the order of Dtype: R_32F, R_64F, R_16F, R_16BF, C_32F, C_64F
-  return kTypes[int(dtype)];
-}
-
-void check_cublas(int status, const char* what) {
-  if (status != 0) throw std::runtime_error(concat(what, " failed: cuBLAS status ", status));
-}
 
 // Lets this thread allocate (a handle, a module on first use) while its stream is being captured.
 class RelaxedCapture {
@@ -56,19 +41,15 @@ std::int64_t cublas_bytes(int device) {
   return std::int64_t(major >= 9 ? 32 : 8) << 20;
 }
 
-// An operand of a product, and how far apart it lies for the next sample and the next group.
-struct Matrix {
-  const void* data;
-  Dtype dtype;
-  bool transposed;  // with respect to what the product wants
-  std::int64_t ld, sample, group;
-};
+// This thread's handle, on the call's stream and with its workspace.
+void* ready_handle(const Launch& launch, void* workspace, std::int64_t bytes) {
+  void* const handle = cublas_handle(launch.device);
+  check_cublas(cublas().set_stream(handle, reinterpret_cast<void*>(launch.stream)), "cublasSetStream");
+  check_cublas(cublas().set_workspace(handle, workspace, std::size_t(bytes)), "cublasSetWorkspace");
+  return handle;
+}
 
-struct Sizes {
-  std::int64_t m, n, k, samples, groups;
-};
-
-// One call: the operands, the parts of the workspace, and the handle on the call's stream.
+// One call: the operands, the parts of the workspace, and the products on the call's stream.
 class Call {
  public:
   Call(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmPlan& plan, const GemmOperands& operands)
@@ -78,12 +59,8 @@ class Call {
         operands_(operands),
         plan_(plan),
         moves_(launch, p, plan, operands),
-        x_(pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w)) {
-    const Cublas& api = cublas();
-    handle_ = cublas_handle(launch.device);
-    check_cublas(api.set_stream(handle_, reinterpret_cast<void*>(launch.stream)), "cublasSetStream");
-    check_cublas(api.set_workspace(handle_, operands.workspace, std::size_t(plan_.cublas_bytes)), "cublasSetWorkspace");
-  }
+        x_(pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w)),
+        products_(ready_handle(launch, operands.workspace, plan.cublas_bytes), p.dtype, options.allow_tf32) {}
 
   void run() {
     if (plan_.to_result) return conv_transpose_whole();
@@ -107,7 +84,8 @@ class Call {
     const std::int64_t w_ld = std::max(p_.w.n, rows), x_ld = std::max(p_.x.n, p_.in_channels),
                        y_ld = std::max(p_.y.n, p_.out_channels * kernel_taps(p_));
     const Matrix w{operands_.w, p_.dtype, false, w_ld, 0, depth * w_ld}, x{operands_.x, p_.dtype, false, x_ld, 0, depth};
-    multiply({rows, p_.batch, depth, 1, p_.groups}, w, x, {operands_.y, p_.dtype, false, y_ld, 0, rows}, operands_.y, false);
+    products_.multiply({rows, p_.batch, depth, 1, p_.groups}, w, x, {operands_.y, p_.dtype, false, y_ld, 0, rows}, operands_.y,
+                       false);
   }
 
   void conv_transpose(const GemmBlock& block) {
@@ -117,7 +95,7 @@ class Call {
       // The padding behind a copied x is multiplied too: what comes of it is not read, and tensor cores want multiples of 8.
       const std::int64_t pixels = plan_.copy_x ? block.columns.row_stride : product_pixels(block);
       const Sizes sizes{pixels, block.rows, in_channels_per_group(p_), product_samples(block), block.groups};
-      multiply(sizes, x_matrix(block), weight_matrix(block, true), columns_matrix(block, false), columns(), false);
+      products_.multiply(sizes, x_matrix(block), weight_matrix(block, true), columns_matrix(block, false), columns(), false);
     }
     if (options_.atomic) {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
@@ -160,7 +138,7 @@ class Call {
     im2col(launch_, window.reduced, block.columns, plan_.column_dtype, operands_.y, columns());
     const Matrix weight{workspace(plan_.weight_at), p_.dtype, false, rows, 0, 0};
     const Matrix result{nullptr, sum_dtype(p_.dtype), false, row, 0, 0};
-    multiply({row, depth, rows, 1, 1}, columns_matrix(block, false), weight, result, stage(), false);
+    products_.multiply({row, depth, rows, 1, 1}, columns_matrix(block, false), weight, result, stage(), false);
     moves_.sum_windows(block);
   }
 
@@ -169,7 +147,7 @@ class Call {
     const std::int64_t depth = window.taps * window.channels, pixels = block.samples * block.pixels;
     im2col(launch_, window.reduced, block.columns, plan_.column_dtype, operands_.y, columns());
     const Matrix x{workspace(plan_.x_at), p_.dtype, false, depth, 0, 0}, result{nullptr, sum_dtype(p_.dtype), false, depth, 0, 0};
-    multiply({depth, block.rows, pixels, 1, 1}, x, columns_matrix(block, false), result, stage(), !block.first_of_sum);
+    products_.multiply({depth, block.rows, pixels, 1, 1}, x, columns_matrix(block, false), result, stage(), !block.first_of_sum);
   }
 
   // One product, or one batch over the residues, for the phases that have all taps, one for the others.
@@ -188,7 +166,7 @@ class Call {
         const Matrix x{from, p_.dtype, true, window.taps * window.channels, window.channels, 0};
         const Matrix result{nullptr, plan_.column_dtype, false, row, residue, 0};
         char* const to = workspace(plan_.columns_at) + (rows * row + r * residue) * column_size;
-        multiply({row, count, depth, batch, 1}, x, weight, result, to, false);
+        products_.multiply({row, count, depth, batch, 1}, x, weight, result, to, false);
       }
       weights += count * depth, rows += count;
     }
@@ -209,7 +187,7 @@ class Call {
       const std::int64_t row = block.columns.row_stride;
       const Sizes sizes{product_pixels(block), per_group, block.rows, 1, block.groups};
       const Matrix result{stage(), sum_dtype(p_.dtype), false, row, 0, per_group * row};
-      multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), result, stage(), !block.first_of_sum);
+      products_.multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), result, stage(), !block.first_of_sum);
       if (block.last_of_sum) moves_.unstage_x(block);
       return;
     }
@@ -219,10 +197,10 @@ class Call {
       const Sizes sizes{per_group, product_pixels(block), block.rows, product_samples(block), block.groups};
       Matrix w = weight_matrix(block, false);
       w.transposed = !w.transposed;
-      multiply(sizes, w, columns_matrix(block, true), x, to, !block.first_of_sum);
+      products_.multiply(sizes, w, columns_matrix(block, true), x, to, !block.first_of_sum);
     } else {
       const Sizes sizes{product_pixels(block), per_group, block.rows, product_samples(block), block.groups};
-      multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), x, to, !block.first_of_sum);
+      products_.multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), x, to, !block.first_of_sum);
     }
   }
 
@@ -237,7 +215,8 @@ class Call {
       sum_parts(launch_, sum_dtype(p_.dtype), block.groups * per_group * block.rows, block.samples * plan_.parts,
                 workspace(plan_.parts_at), const_cast<void*>(result.data), !block.first_of_sum);
     } else {
-      multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data), !block.first_of_sum);
+      products_.multiply(sizes, columns_matrix(block, true), x_matrix(block), result, const_cast<void*>(result.data),
+                         !block.first_of_sum);
     }
     if (plan_.stage && block.last_of_sum) moves_.unstage_weight(block);
   }
@@ -254,7 +233,7 @@ class Call {
     const Sizes sizes{block.rows, per_group, pixels, whole ? block.samples : plan_.parts, block.groups};
     char* to = workspace(plan_.parts_at);
     for (std::int64_t n = 0; n < (whole ? 1 : block.samples); ++n, to += plan_.parts * of_part * element_bytes(dtype)) {
-      multiply(sizes, columns, x, {nullptr, dtype, false, block.rows, of_part, of_group}, to, false);
+      products_.multiply(sizes, columns, x, {nullptr, dtype, false, block.rows, of_part, of_group}, to, false);
       columns.data = static_cast<const char*>(columns.data) + column_sample * element_bytes(columns.dtype);
       x.data = static_cast<const char*>(x.data) + x_sample * element_bytes(x.dtype);
     }
@@ -319,43 +298,6 @@ class Call {
     moves_.copy_x(block);
   }
 
-  // c = a * b, or c += a * b, for every sample and group; the longer of the two axes is the batch of one call.
-  void multiply(const Sizes& s, const Matrix& a, const Matrix& b, const Matrix& c, void* to, bool accumulate) {
-    const bool over_samples = s.samples >= s.groups;
-    const std::int64_t batch = over_samples ? s.samples : s.groups, loops = over_samples ? s.groups : s.samples;
-    const auto stride = [&](const Matrix& m) { return over_samples ? m.sample : m.group; };
-    const auto other = [&](const Matrix& m) { return over_samples ? m.group : m.sample; };
-    for (std::int64_t loop = 0; loop < loops; ++loop) {
-      for (std::int64_t first = 0; first < batch; first += kMostBatch) {
-        const auto at = [&](const Matrix& m) { return (loop * other(m) + first * stride(m)) * element_bytes(m.dtype); };
-        Matrix a_part = a, b_part = b, c_part = c;
-        a_part.data = static_cast<const char*>(a.data) + at(a), b_part.data = static_cast<const char*>(b.data) + at(b);
-        a_part.sample = stride(a), b_part.sample = stride(b), c_part.sample = stride(c);
-        Sizes part = s;
-        part.samples = std::min(kMostBatch, batch - first);
-        product(part, a_part, b_part, c_part, static_cast<char*>(to) + at(c), accumulate);
-      }
-    }
-  }
-
-  void product(const Sizes& s, const Matrix& a, const Matrix& b, const Matrix& c, void* to, bool accumulate) {
-    const std::int64_t largest = std::max({s.m, s.n, s.k, a.ld, b.ld, c.ld});
-    require(largest <= kMostInt, "a matrix product of ", s.m, " x ", s.n, " x ", s.k, " with distances up to ", largest,
-            "; cuBLAS takes sizes below 2^31");
-    const bool wide = p_.dtype == Dtype::kFloat64 || p_.dtype == Dtype::kComplex128;
-    const double wide_factors[2][2] = {{1.0, 0.0}, {accumulate ? 1.0 : 0.0, 0.0}};  // complex: real and imaginary part
-    const float factors[2][2] = {{1.0f, 0.0f}, {accumulate ? 1.0f : 0.0f, 0.0f}};
-    const void* const alpha = wide ? static_cast<const void*>(wide_factors[0]) : factors[0];
-    const void* const beta = wide ? static_cast<const void*>(wide_factors[1]) : factors[1];
-    const bool tf32 = options_.allow_tf32 && p_.dtype == Dtype::kFloat32;
-    const int compute = wide ? kCompute64F : tf32 ? kComputeTf32 : kCompute32F;
-    const int status = cublas().gemm_strided_batched_ex(
-        handle_, a.transposed ? kOpT : kOpN, b.transposed ? kOpT : kOpN, int(s.m), int(s.n), int(s.k), alpha, a.data,
-        data_type(a.dtype), int(a.ld), a.sample, b.data, data_type(b.dtype), int(b.ld), b.sample, beta, to, data_type(c.dtype),
-        int(c.ld), c.sample, int(s.samples), compute, kDefaultAlgorithm);
-    if (status != 0) check_cublas(status, concat("matrix product of ", s.m, " x ", s.n, " x ", s.k).c_str());
-  }
-
   const Launch& launch_;
   const Problem& p_;
   const GemmOptions& options_;
@@ -363,7 +305,7 @@ class Call {
   const GemmPlan& plan_;
   const GemmMoves moves_;
   const PixelMatrix x_;
-  void* handle_ = nullptr;
+  const Products products_;
   std::array<std::int64_t, 7> copied_{-1};  // the range of samples (its begin) and pixels that lies in the workspace
 };
 

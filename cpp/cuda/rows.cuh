@@ -1,8 +1,8 @@
 // What the column kernels for common sizes share. There are families, for reasons that were measured: where a row of y is
 // long, a warp owns a run of one row (*_rows.cu) and works out where it stands once for all its units; where rows are
 // short, lanes own units counted through (n, d, h, w) without a break (*_joined.cu), so that narrow maps leave no lane idle.
-// Beside them stand kernels of col2im whose lanes own whole aligned accesses to y (*_lanes.cu, *_runs.cu), whatever the width, and
-// one of im2col that reads y through shared memory (*_tiles.cu).
+// Beside them stand kernels of col2im whose lanes own whole aligned accesses to y (*_lanes.cu, *_runs.cu), whatever the width,
+// and one of im2col that reads y through shared memory (*_tiles.cu).
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
 // number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own

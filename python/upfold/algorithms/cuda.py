@@ -75,7 +75,9 @@ def reject_gemm(problem: Problem, device: torch.device, atomic: bool = False) ->
 
 
 def gemm_configs(problem: Problem, atomic: bool = False) -> Sequence[int]:
-    """0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache; 2 to 4: as 0, but the product always
+    """What a product makes, and how large the blocks are.
+
+    0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache; 2 to 4: as 0, but the product always
     makes a column for every tap, or runs over windows of x, apart or as residues (`cpp/cuda/gemm_window.h`); 0 chooses.
     """
     windows = not atomic and problem.kernel_size[2] > problem.stride[2]
