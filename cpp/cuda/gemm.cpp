@@ -97,6 +97,7 @@ class Call {
       const Sizes sizes{pixels, block.rows, in_channels_per_group(p_), product_samples(block), block.groups};
       products_.multiply(sizes, x_matrix(block), weight_matrix(block, true), columns_matrix(block, false), columns(), false);
     }
+    if (plan_.columns_are_y) return;
     if (options_.atomic) {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
     } else {
@@ -181,7 +182,7 @@ class Call {
   }
 
   void conv(const GemmBlock& block) {
-    im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+    make_columns(block);
     const std::int64_t per_group = in_channels_per_group(p_);
     if (plan_.stage) {
       const std::int64_t row = block.columns.row_stride;
@@ -205,7 +206,7 @@ class Call {
   }
 
   void conv_transpose_weight(const GemmBlock& block) {
-    im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+    make_columns(block);
     const std::int64_t per_group = in_channels_per_group(p_);
     const Sizes sizes{block.rows, per_group, product_pixels(block), 1, block.groups};
     Matrix result = weight_matrix(block, false);
@@ -243,11 +244,18 @@ class Call {
   std::int64_t product_samples(const GemmBlock& block) const { return plan_.flat ? 1 : block.samples; }
 
   char* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }
-  void* columns() const { return workspace(plan_.columns_at); }
+  void* columns() const { return plan_.columns_are_y ? operands_.y : workspace(plan_.columns_at); }
+  void make_columns(const GemmBlock& block) const {
+    if (!plan_.columns_are_y) im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+  }
   void* stage() const { return workspace(plan_.stage_at); }
 
   Matrix columns_matrix(const GemmBlock& block, bool transposed) const {
     const ColumnBlock& c = block.columns;
+    if (plan_.columns_are_y) {  // of all channels and samples: without columns nothing is cut into blocks
+      const std::int64_t row = std::max(p_.y.c, block.pixels);
+      return {columns(), p_.dtype, transposed, row, p_.y.n, block.rows * row};
+    }
     return {columns(), plan_.column_dtype, transposed, c.row_stride, plan_.flat ? 0 : c.sample_stride, block.rows * c.row_stride};
   }
 

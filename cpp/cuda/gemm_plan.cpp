@@ -144,9 +144,20 @@ class Planner {
   }
 
   // Tensor cores want rows of x that begin at multiples of 16 bytes.
-  bool rows_aligned() const {
+  bool rows_aligned() const { return rows_aligned(x_); }
+  bool rows_aligned(const PixelMatrix& m) const {
     const std::int64_t size = element_bytes(p_.dtype);
-    return (x_.channels_fastest ? x_.step : x_.channel) * size % 16 == 0 && x_.sample * size % 16 == 0;
+    return (m.channels_fastest ? m.step : m.channel) * size % 16 == 0 && m.sample * size % 16 == 0;
+  }
+
+  // One tap of stride 1 without padding, bias or activation: columns are the pixels of y, which lie where a product wants them.
+  bool y_is_columns() const {
+    for (const Axis& a : axes_.axis) {
+      if (a.kernel != 1 || a.stride != 1 || a.pad != 0 || a.out != a.in) return false;
+    }
+    if (over_outputs_ && (options_.atomic || options_.has_bias || p_.activation != Activation::kNone)) return false;
+    const PixelMatrix y = pixel_matrix(p_.y, p_.out_channels, p_.out_d, p_.out_h, p_.out_w);
+    return y.regular && !y.channels_fastest && y.step == 1 && (p_.dtype == Dtype::kFloat64 || rows_aligned(y));
   }
 
   std::int64_t weight_bytes() const {
@@ -180,7 +191,7 @@ class Planner {
 
   bool whole(const Blocking& b) const { return b.rows >= positions_; }
 
-  // The same for windows: the weight and x always go through the workspace, and what a gradient sums is staged.
+  // For windows: the weight and x go through the workspace, and what a gradient sums is staged.
   void lay_out_windows(const Blocking& b, GemmPlan& plan) const {
     const Window& window = plan.window;
     const std::int64_t size = element_bytes(p_.dtype), sum_size = element_bytes(sum_dtype(p_.dtype));
@@ -231,7 +242,10 @@ class Planner {
     plan.weight_at = plan.cublas_bytes;
     plan.x_at = plan.weight_at + weight_bytes();
     plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
-    plan.stage_at = plan.columns_at + aligned(b.channels * taps * row * element_bytes(plan.column_dtype));
+    const bool uncut = !many_pixels && b.channels == p_.out_channels && (b.samples == 1 || !plan.flat);
+    plan.columns_are_y = uncut && !plan.outer && !plan.copy_x && (p_.op != Operator::kConv || !plan.stage) && y_is_columns();
+    const std::int64_t columns = plan.columns_are_y ? 0 : b.channels * taps * row;
+    plan.stage_at = plan.columns_at + aligned(columns * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;
     if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;
     // The atomic col2im of a 16-bit problem sums in float32.

@@ -43,6 +43,7 @@ struct GemmPlan {
   bool copy_x;         // blocks of x go through [channel][sample][pixel] in the workspace
   bool deep_x;         // or through [sample][pixel][channel]
   bool stage;          // the result is summed in the workspace, in the compute type
+  bool columns_are_y;  // one tap, nothing added: y lies as the columns would
   bool flat;           // a block is one product for all its samples
   std::int64_t parts;  // of the pixels of a sample, each with a sum of its own in the workspace; 0: one sum
   // Byte offsets into the workspace; cuBLAS has [0, cublas_bytes).

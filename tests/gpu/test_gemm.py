@@ -119,7 +119,10 @@ LARGE = {
     "one pixel": ((128, 100, 1, 1), 64, (4, 4), {}),
     "one pixel in groups": ((128, 96, 1, 1), 64, (4, 3), {"groups": 4}),
     "depthwise": ((2, 64, 64, 64), 64, (4, 4), {"stride": 2, "padding": 1, "groups": 64}),
+    "one tap": ((3, 32, 24, 40), 48, (1, 1), {}),
+    "one tap in groups": ((2, 32, 24, 40), 48, (1, 1), {"groups": 4}),
     "stride 1": ((4, 16, 128, 130), 32, (3, 3), {"padding": 1}),
+    "long kernels": ((2, 24, 40, 64), 20, (3, 7), {"padding": (1, 3)}),
     "stride 3": ((4, 16, 96, 100), 16, (5, 5), {"stride": 3, "padding": 1}),
     "stride 8": ((4, 16, 40, 37), 16, (16, 16), {"stride": 8, "padding": 4}),
 }
@@ -139,6 +142,24 @@ def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias):
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         y = upfold.conv_transpose2d(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), algorithm="gemm", **arguments)
     assert_exact(y, want.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_of_large_layers_are_exact_on_integers(device, name, dtype):
+    x_shape, out_channels, kernel, arguments = LARGE[name]
+    groups = arguments.get("groups", 1)
+    w_shape = (x_shape[1], out_channels // groups, *kernel)
+    terms = max(x_shape[1], out_channels) // groups * kernel[0] * kernel[1]
+    x = exact_like(x_shape, max(terms, x_shape[0] * x_shape[2] * x_shape[3]), torch.float64, seed=1).to(device).requires_grad_()
+    w = exact_like(w_shape, terms, torch.float64, seed=2).to(device).requires_grad_()
+    y = torch.nn.functional.conv_transpose2d(x, w, **arguments)
+    grad = exact_like(y.shape, max(terms, y.numel() // out_channels), torch.float64, seed=3).to(device)
+    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, w)]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        got = torch.autograd.grad(upfold.conv_transpose2d(*leaves, algorithm="gemm", **arguments), leaves, grad.to(dtype))
+    for one, other in zip(got, torch.autograd.grad(y, (x, w), grad), strict=True):
+        assert_exact(one, other.cpu())
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
