@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pytest
 import torch
 
@@ -125,7 +126,7 @@ def test_forward_mode(device):
 
 
 def compiled(function, **options):
-    torch._dynamo.reset()
+    importlib.import_module("torch._dynamo").reset()  # torch 2.0 does not import it by itself
     try:
         return torch.compile(function, fullgraph=True, **options)
     except RuntimeError as error:
