@@ -37,8 +37,6 @@ _GPU_DIRECT_FACTOR = {Operator.CONV_TRANSPOSE: 1.0, Operator.CONV: 0.63, Operato
 # Of the fused method where kernel and stride are equal; elsewhere it was not measured to lead, and is not preferred.
 _GPU_FUSED_BYTES = 2.1e12  # a second
 _GPU_FUSED_FLOPS = {torch.float16: 220e12, torch.bfloat16: 220e12, torch.float32: 100e12}
-# Of the depthwise method, which is preferred wherever it accepts: never measured behind another.
-_GPU_DEPTHWISE_BYTES = 2.5e12  # a second
 _GPU_FUSED_ODD = 2.0  # times as long on 16-bit maps of an odd number of pixels, which are copied one by one
 
 
@@ -79,7 +77,7 @@ def _on_gpu(name: str, problem: Problem) -> float:
     if name == "fused":
         return _fused_on_gpu(problem)
     if name == "depthwise":
-        return _GPU_LAUNCH_SECONDS + problem.bytes / _GPU_DEPTHWISE_BYTES
+        return _GPU_LAUNCH_SECONDS + problem.bytes / _GPU_BYTES  # less than any other: it is preferred wherever it accepts
     adjoint = problem.operator is Operator.CONV
     channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
