@@ -27,8 +27,8 @@ struct DepthwiseJob {
   std::uint32_t threads;
   std::int32_t first_unit;  // of the H axis: that of output row 0
   bool lanes_are_channels;
-  std::int32_t lanes;  // that share out the columns of a kernel, four each: a power of two
-  bool vectors;        // runs of y start at multiples of their size
+  std::int32_t lanes;         // that share out the columns of a kernel, four each: a power of two
+  bool vectors, tap_vectors;  // runs of y, and of four taps, start at multiples of their size
   Activation activation;
   float slope;
 };
@@ -95,14 +95,26 @@ UPFOLD_DEVICE DepthTaps depth_taps(const DepthwiseJob& job, std::int32_t depth) 
   return {run.first_tap, run.first_in};
 }
 
-// Bias, activation and the one rounding; `count` outputs, kV of them where `vectors` allows in one store.
-template <typename Value, int kV>
-UPFOLD_DEVICE void store_run(const DepthwiseJob& job, Value* to, const float (&sums)[kV], float bias, std::int32_t count) {
-  constexpr int kBytes = kV * int(sizeof(Value));
-  float results[kV];
+// Bias and activation of all sums of a thread, which is asked for once.
+template <int kCount>
+UPFOLD_DEVICE void finish_all(const DepthwiseJob& job, float bias, float (&sums)[kCount]) {
 #pragma unroll
-  for (int j = 0; j < kV; ++j) results[j] = finish(job.activation, job.slope, sums[j] + bias);
-  if (job.vectors && count >= kV) {
+  for (int i = 0; i < kCount; ++i) sums[i] += bias;
+  if (job.activation == Activation::kNone) return;
+  if (job.activation == Activation::kRelu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] = sums[i] < 0.0f ? 0.0f : sums[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i] = activate_called(job.activation, job.slope, sums[i]);
+}
+
+// The one rounding; `count` outputs, kV of them where `vectors` allows in one store.
+template <typename Value, int kV>
+UPFOLD_DEVICE void store_run(Value* to, const float* results, std::int32_t count, bool vectors) {
+  constexpr int kBytes = kV * int(sizeof(Value));
+  if (vectors && count >= kV) {
     std::uint32_t words[kBytes / 4];
 #pragma unroll
     for (int i = 0; i < kBytes / 4; ++i) {
@@ -137,6 +149,11 @@ inline std::int64_t depthwise_threads(const DepthwiseJob& job, std::int64_t batc
 // Rows of w neighbours that lie together.
 inline bool together(std::int64_t stride, std::int64_t size) { return stride == 1 || size == 1; }
 inline bool dense_taps(const Axis& a) { return a.dilation == 1 || a.kernel == 1; }
+// What all but the general kernels want.
+inline bool depthwise_dense(const Problem& p) {
+  const bool rows = together(p.x.w, p.in_w) && together(p.y.w, p.out_w) && together(p.w.w, p.kernel_w);
+  return rows && dense_taps(axis_h(p)) && dense_taps(axis_w(p));
+}
 
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);

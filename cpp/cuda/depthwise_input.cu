@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       float weights[kKh][kK];
 #pragma unroll
       for (int i = 0; i < kKh * kK; ++i) {
-        weights[i / kK][i % kK] = widen(taps[kd * job.w.axis[0] + i / kK * job.w.axis[1] + i % kK * job.w.axis[2]]);
+        weights[i / kK][i % kK] = widen(taps[kd * job.w.axis[0] + i / kK * job.w.axis[1] + i % kK]);
       }
       const Value* const plane = y + (place.y + oc * job.y.c + od * job.y.axis[0] + oh0 * job.y.axis[1] + ow0);
 #pragma unroll
@@ -93,10 +93,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         float weights[kMh][4];
 #pragma unroll
         for (int m = 0; m < kMh; ++m) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            weights[m][j] = used >> j & 1 ? widen(taps[(phase + m * h.stride) * job.w.axis[1] + (kw + j) * job.w.axis[2]]) : 0.0f;
-          }
+          load_four(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, job.tap_vectors, weights[m]);
         }
 #pragma unroll
         for (int r = 0; r < kT + kMh - 1; ++r) {
@@ -214,6 +211,8 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   DepthwiseJob job = input_job(p, special);
   const std::int64_t steps = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w;
   job.vectors = steps % 4 == 0 && reinterpret_cast<std::uintptr_t>(operands.y) % (4 * sizeof(Value)) == 0;
+  const std::int64_t tap_steps = p.w.n | p.w.c | p.w.d | p.w.h;
+  job.tap_vectors = tap_steps % 4 == 0 && reinterpret_cast<std::uintptr_t>(operands.w) % (4 * sizeof(Value)) == 0;
   const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
     if (!special) return depthwise_input_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
@@ -230,7 +229,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 }  // namespace
 
 bool depthwise_input_special(const Problem& p) {
-  if (!together(p.x.w, p.in_w) || !together(p.y.w, p.out_w) || !dense_taps(axis_h(p)) || !dense_taps(axis_w(p))) return false;
+  if (!depthwise_dense(p)) return false;
   if (!short_fits(p) && !wide_fits(p)) return false;
   const DepthwiseJob job = input_job(p, true);
   return depthwise_threads(job, p.batch) <= kDepthwiseMost / job.lanes;

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   std::uint32_t ic = std::uint32_t(at.channel);
   take(job.multiplier, ic);
   const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c + row0 * job.x.axis[1] + column0);
-  float sums[kT][kSh][kV] = {};
+  float sums[kT * kSh * kV] = {};
   const AxisTaps<std::int32_t>& d = job.axis[0];
   DepthTaps depth = depth_taps(job, at.depth);
   for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     for (int kh = 0; kh < kKh; ++kh)
 #pragma unroll
       for (int k = 0; k < kK; ++k) {
-        weights[kh][k] = widen(taps[depth.tap * job.w.axis[0] + kh * job.w.axis[1] + k * job.w.axis[2]]);
+        weights[kh][k] = widen(taps[depth.tap * job.w.axis[0] + kh * job.w.axis[1] + k]);
       }
 #pragma unroll
     for (int r = 0; r < kT + kMh - 1; ++r) {
@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         const int m = i % kM, j = i / kM % kV, kh = i / (kM * kV), t = r - (kMh - 1) + kh / kSh;
         const int k = (kR + j) % kS + m * kS;
         if (t < 0 || t >= kT || kh >= kKh || k >= kK) continue;
-        add_product(sums[t][kh % kSh][j], row[(kR + j) / kS - m + kM - 1], weights[kh][k]);
+        add_product(sums[(t * kSh + kh % kSh) * kV + j], row[(kR + j) / kS - m + kM - 1], weights[kh][k]);
       }
     }
   }
-  const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
+  finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
   const std::int32_t first = at.column * kV;
   Value* const to = y + (at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first);
 #pragma unroll
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     for (int phase = 0; phase < kSh; ++phase) {
       const std::int32_t oh = (unit + t) * kSh + phase - job.axis[1].pad;
       if (!inside(oh, job.axis[1].out_count)) continue;
-      store_run(job, to + oh * job.y.axis[1], sums[t][phase], shift, job.axis[2].out_count - first);
+      store_run<Value, kV>(to + oh * job.y.axis[1], sums + (t * kSh + phase) * kV, job.axis[2].out_count - first, job.vectors);
     }
 }
 
@@ -92,14 +92,11 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 && kV > 4 ? 1 : 
   const std::int32_t columns[2] = {std::int32_t(unit_a) - (kM - 1), unit_b - (kM - 1)};
   const std::uint32_t masks[2] = {positions_mask<kM>(columns[0], job.axis[2].in_end),
                                   kSplit == 0 ? 0 : positions_mask<kM>(columns[1], job.axis[2].in_end)};
-  std::int32_t tap_at[kV];  // on the W axis
-#pragma unroll
-  for (int j = 0; j < kV; ++j) tap_at[j] = (phase_a + j >= stride_w ? phase_a + j - stride_w : phase_a + j) * job.w.axis[2];
-  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1]);
+  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + phase_a);
   std::uint32_t ic = std::uint32_t(at.channel);
   take(job.multiplier, ic);
   const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c + row0 * job.x.axis[1]);
-  float sums[kT][kV] = {};
+  float sums[kT * kV] = {};
   const AxisTaps<std::int32_t>& d = job.axis[0];
   DepthTaps depth = depth_taps(job, at.depth);
   for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
@@ -107,10 +104,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 && kV > 4 ? 1 : 
     float weights[kMh][kM][kV];
 #pragma unroll
     for (int i = 0; i < kMh * kM; ++i) {
-      const std::int32_t offset =
-          depth.tap * job.w.axis[0] + i / kM * stride_h * job.w.axis[1] + i % kM * stride_w * job.w.axis[2];
+      const Value* const from = taps + (depth.tap * job.w.axis[0] + i / kM * stride_h * job.w.axis[1] + i % kM * stride_w);
+      const Value* const next = from - (phase_a + split >= stride_w ? stride_w : 0);
 #pragma unroll
-      for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen(taps[offset + tap_at[j]]);
+      for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen((kSplit == 0 || j < split ? from : next)[j]);
     }
 #pragma unroll
     for (int r = 0; r < kT + kMh - 1; ++r) {
@@ -124,17 +121,17 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 && kV > 4 ? 1 : 
         const int m = i % kM, j = i / kM % kV, mh = i / (kM * kV), t = r - (kMh - 1) + mh;
         if (t < 0 || t >= kT) continue;
         const bool next = kSplit == 0 ? false : kSplit > 0 ? j >= kSplit : j >= split;
-        add_product(sums[t][j], next ? row[1][kM - 1 - m] : row[0][kM - 1 - m], weights[mh][m][j]);
+        add_product(sums[t * kV + j], next ? row[1][kM - 1 - m] : row[0][kM - 1 - m], weights[mh][m][j]);
       }
     }
   }
-  const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
+  finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
   Value* const to = y + (at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first);
 #pragma unroll
   for (int t = 0; t < kT; ++t) {
     const std::int32_t oh = first_row + t * stride_h;
     if (!inside(oh, job.axis[1].out_count)) continue;
-    store_run(job, to + oh * job.y.axis[1], sums[t], shift, job.axis[2].out_count - first);
+    store_run<Value, kV>(to + oh * job.y.axis[1], sums + t * kV, job.axis[2].out_count - first, job.vectors);
   }
 }
 
@@ -268,7 +265,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 }  // namespace
 
 bool depthwise_rows_fits(const Problem& p) {
-  if (!together(p.x.w, p.in_w) || !together(p.y.w, p.out_w) || !dense_taps(axis_h(p)) || !dense_taps(axis_w(p))) return false;
+  if (!depthwise_dense(p)) return false;
   if (short_fits(p)) return depthwise_threads(rows_job(p, 4, 1, true), p.batch) <= kDepthwiseMost;
   return wide_of(p).run > 0 && depthwise_threads(rows_job(p, 4, 4, false), p.batch) <= kDepthwiseMost;
 }

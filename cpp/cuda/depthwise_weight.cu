@@ -251,8 +251,7 @@ bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, st
 }
 
 Kind kind_of(const Problem& p, bool special) {
-  if (!special || !together(p.x.w, p.in_w) || !together(p.y.w, p.out_w)) return Kind::kGeneral;
-  if (!dense_taps(axis_h(p)) || !dense_taps(axis_w(p))) return Kind::kGeneral;
+  if (!special || !depthwise_dense(p)) return Kind::kGeneral;
 #define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || is_short(p, kSh, kKh, kS, kK)
   if (false UPFOLD_SHORT(UPFOLD_IS_SHORT, )) return Kind::kShort;
 #undef UPFOLD_IS_SHORT
