@@ -40,12 +40,12 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
       }
     }
   }
-  finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
+  const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
   Value* const to = y + (at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + at.column * job.y.axis[2]);
 #pragma unroll
   for (int r = 0; r < kGeneralRows; ++r) {
     const std::int32_t oh = oh0 + r * h.stride;
-    if (oh < h.out_count) to[oh * job.y.axis[1]] = Narrow<Value>::from(sums[r]);
+    if (oh < h.out_count) to[oh * job.y.axis[1]] = Narrow<Value>::from(finish(job.activation, job.slope, sums[r] + shift));
   }
 }
 

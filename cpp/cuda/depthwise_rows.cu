@@ -7,9 +7,12 @@
 
 namespace upfold::cuda {
 
-// Rows of units of a thread: half as many beside the weights of a large kernel.
+// Rows of units of a thread, of at most 48 outputs: as many as registers allow beside the rows of x.
 template <int kV, int kSh, int kKh>
-constexpr int kShortUnits = (kKh > 4 ? 16 : 32) / (kV * kSh);
+constexpr int kShortUnits = (kKh > 4          ? 16
+                             : kV * kSh == 16 ? 48
+                                              : 32) /
+                            (kV * kSh);
 
 // kSh, kKh and kS, kK: strides and kernels of the H and W axes; kR = padding mod kS, the phase of a run's first output.
 template <typename Value, int kV, int kSh, int kKh, int kS, int kK, int kR>
