@@ -106,6 +106,13 @@ Problem depthwise_plane(const Problem& p) {
   return q;
 }
 
+bool depthwise_by_four(const Problem& p, const void* y, const void* w) {
+  const std::int64_t of_y = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w | p.out_w;
+  const std::int64_t of_w = p.w.n | p.w.c | p.w.d | p.w.h | p.kernel_w;
+  const auto addresses = reinterpret_cast<std::uintptr_t>(y) | reinterpret_cast<std::uintptr_t>(w);
+  return (of_y | of_w) % 4 == 0 && addresses % std::uintptr_t(4 * element_bytes(p.dtype)) == 0;
+}
+
 DepthwiseJob depthwise_job(const Problem& p) {
   DepthwiseJob job{};
   job.axis[0] = axis_taps(axis_d(p)), job.axis[1] = axis_taps(axis_h(p)), job.axis[2] = axis_taps(axis_w(p));

@@ -27,8 +27,8 @@ struct DepthwiseJob {
   std::uint32_t threads;
   std::int32_t first_unit;  // of the H axis: that of output row 0
   bool lanes_are_channels;
-  std::int32_t lanes;         // that share out the columns of a kernel, four each: a power of two
-  bool vectors, tap_vectors;  // runs of y, and of four taps, start at multiples of their size
+  std::int32_t lanes;  // that share out the columns of a kernel, four each: a power of two
+  bool vectors;        // runs of y start at multiples of their size
   Activation activation;
   float slope;
 };
@@ -63,16 +63,21 @@ UPFOLD_DEVICE void load_row(const Value* __restrict__ from, std::uint32_t mask, 
   for (int i = 0; i < kCount; ++i) row[i] = mask >> i & 1 ? widen(from[i]) : 0.0f;
 }
 
-// The same, in one load where all are there and `vectors` says that they start at a multiple of their size.
-template <typename Value>
-UPFOLD_DEVICE void load_four(const Value* __restrict__ from, std::uint32_t mask, bool vectors, float (&row)[4]) {
-  if (!vectors || mask != 15) return load_row(from, mask, row);
-  struct alignas(4 * sizeof(Value)) Four {
-    Value v[4];
-  };
-  const Four four = *reinterpret_cast<const Four*>(from);
+// Four of them; where kVectors, all or none are there and they start at a multiple of their size. They are widened behind the
+// load, so that the loads of several rows are under way together.
+template <bool kVectors, typename Value>
+UPFOLD_DEVICE void load_four(const Value* __restrict__ from, std::uint32_t mask, float (&row)[4]) {
+  if constexpr (kVectors) {
+    struct alignas(4 * sizeof(Value)) Four {
+      Value v[4];
+    };
+    Four four{};
+    if (mask != 0) four = *reinterpret_cast<const Four*>(from);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) row[i] = widen(four.v[i]);
+    for (int i = 0; i < 4; ++i) row[i] = widen(four.v[i]);
+  } else {
+    load_row(from, mask, row);
+  }
 }
 
 // Bit i: whether first + i is a position of the axis.
@@ -154,6 +159,9 @@ inline bool depthwise_dense(const Problem& p) {
   const bool rows = together(p.x.w, p.in_w) && together(p.y.w, p.out_w) && together(p.w.w, p.kernel_w);
   return rows && dense_taps(axis_h(p)) && dense_taps(axis_w(p));
 }
+
+// Whether columns of the kernel, taken by four, start at multiples of four in every row of y and of w, and none is left over.
+bool depthwise_by_four(const Problem& p, const void* y, const void* w);
 
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   store_rows(job, place, x, sums);
 }
 
-template <typename Value, int kMh>
+template <typename Value, int kMh, bool kVectors>
 __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     depthwise_input_wide_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
@@ -93,13 +93,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         float weights[kMh][4];
 #pragma unroll
         for (int m = 0; m < kMh; ++m) {
-          load_four(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, job.tap_vectors, weights[m]);
+          load_four<kVectors>(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, weights[m]);
         }
 #pragma unroll
         for (int r = 0; r < kT + kMh - 1; ++r) {
           const std::int32_t oh = oh0 + r * h.stride + phase;
           float row[4];
-          load_four(plane + (oh * job.y.axis[1] + ow0 + kw), inside(oh, h.out_count) ? mask : 0, job.vectors, row);
+          load_four<kVectors>(plane + (oh * job.y.axis[1] + ow0 + kw), inside(oh, h.out_count) ? mask : 0, row);
 #pragma unroll
           for (int j = 0; j < kMh * 4; ++j) {
             const int t = r - j / 4;
@@ -159,10 +159,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK)                                                                               \
   template __global__ void depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>(const DepthwiseJob, const Value*, const Value*, \
                                                                                  Value*);
-#define UPFOLD_MAKE(dtype, Value)                                                                                         \
-  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)                                                                                  \
-  template __global__ void depthwise_input_wide_kernel<Value, 1>(const DepthwiseJob, const Value*, const Value*, Value*); \
-  template __global__ void depthwise_input_wide_kernel<Value, 2>(const DepthwiseJob, const Value*, const Value*, Value*); \
+// kMh, kVectors
+#define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
+#define UPFOLD_MAKE_WIDE(Value, kMh, kVectors)                                                                               \
+  template __global__ void depthwise_input_wide_kernel<Value, kMh, kVectors>(const DepthwiseJob, const Value*, const Value*, \
+                                                                             Value*);
+#define UPFOLD_MAKE(dtype, Value)        \
+  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value) \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)   \
   template __global__ void depthwise_input_general_kernel<Value>(const DepthwiseJob, const Value*, const Value*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
@@ -208,18 +212,19 @@ DepthwiseJob input_job(const Problem& p, bool special) {
 
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
-  DepthwiseJob job = input_job(p, special);
-  const std::int64_t steps = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w;
-  job.vectors = steps % 4 == 0 && reinterpret_cast<std::uintptr_t>(operands.y) % (4 * sizeof(Value)) == 0;
-  const std::int64_t tap_steps = p.w.n | p.w.c | p.w.d | p.w.h;
-  job.tap_vectors = tap_steps % 4 == 0 && reinterpret_cast<std::uintptr_t>(operands.w) % (4 * sizeof(Value)) == 0;
+  const DepthwiseJob job = input_job(p, special);
+  const bool vectors = depthwise_by_four(p, operands.y, operands.w);
   const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
     if (!special) return depthwise_input_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
   if (is_short(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
     UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
-    return p.kernel_h == p.stride_h ? depthwise_input_wide_kernel<Value, 1> : depthwise_input_wide_kernel<Value, 2>;
+#define UPFOLD_CHOOSE(type, kMh, kVectors) \
+  if (p.kernel_h == kMh * p.stride_h && vectors == kVectors) return depthwise_input_wide_kernel<Value, kMh, kVectors>;
+    UPFOLD_WIDE(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+    return nullptr;
   }();
   const std::int64_t threads = std::int64_t(job.threads) * job.lanes;
   launch_kernel("depthwise", kernel, launch, unsigned(ceil_div(threads, kDepthwiseThreads)), kDepthwiseThreads, job,

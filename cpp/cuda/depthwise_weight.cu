@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   partial[block.part * job.elements + std::uint32_t((block.channel * p.axis[0].kernel + block.kd) * (kKh * kK) + thread)] = sum;
 }
 
-template <typename Value, int kMh>
+template <typename Value, int kMh, bool kVectors>
 __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     depthwise_weight_wide_kernel(const DepthwiseWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                                  float* __restrict__ partial) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     for (int r = 0; r < kItemRows + kMh - 1; ++r) {
       const std::int32_t down = r * h.stride + block.group;
       float row[4];
-      load_four(y + (item.y + down * p.y.axis[1] + kw), inside(item.oh0 + down, h.out_count) ? mask : 0, p.vectors, row);
+      load_four<kVectors>(y + (item.y + down * p.y.axis[1] + kw), inside(item.oh0 + down, h.out_count) ? mask : 0, row);
 #pragma unroll
       for (int j = 0; j < kMh * 4; ++j) {
         const int t = r - j / 4;
@@ -217,16 +217,18 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   DO(Value, 1, 3, 1, 3)         \
   DO(Value, 1, 5, 1, 5)         \
   DO(Value, 1, 1, 2, 4)
-#define UPFOLD_ARGUMENTS(Value) (const DepthwiseWeightJob, const Value*, const Value*, float*);
+#define UPFOLD_ARGUMENTS(Value) (const DepthwiseWeightJob, const Value*, const Value*, float*)
 #define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK) \
-  template __global__ void depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK> UPFOLD_ARGUMENTS(Value)
-#define UPFOLD_MAKE(dtype, Value)                                                                                       \
-  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)                                                                                \
-  template __global__ void depthwise_weight_wide_kernel<Value, 1>                                                       \
-      UPFOLD_ARGUMENTS(Value) template __global__ void depthwise_weight_wide_kernel<Value, 2> UPFOLD_ARGUMENTS(         \
-          Value) template __global__ void depthwise_weight_general_kernel<Value>                                        \
-          UPFOLD_ARGUMENTS(Value) template __global__ void depthwise_weight_sum_kernel<Value>(const DepthwiseWeightJob, \
-                                                                                              const float*, Value*);
+  template __global__ void depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK> UPFOLD_ARGUMENTS(Value);
+// kMh, kVectors
+#define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
+#define UPFOLD_MAKE_WIDE(Value, kMh, kVectors) \
+  template __global__ void depthwise_weight_wide_kernel<Value, kMh, kVectors> UPFOLD_ARGUMENTS(Value);
+#define UPFOLD_MAKE(dtype, Value)                                                          \
+  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)                                                   \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)                                                     \
+  template __global__ void depthwise_weight_general_kernel<Value> UPFOLD_ARGUMENTS(Value); \
+  template __global__ void depthwise_weight_sum_kernel<Value>(const DepthwiseWeightJob, const float*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
 }  // namespace upfold::cuda
@@ -299,16 +301,19 @@ Launchable weight_job(const Problem& p, Kind kind) {
 
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, Kind kind) {
-  Launchable found = weight_job(p, kind);
-  const std::int64_t steps = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w;
-  found.job.problem.vectors = steps % 4 == 0 && reinterpret_cast<std::uintptr_t>(operands.y) % (4 * sizeof(Value)) == 0;
+  const Launchable found = weight_job(p, kind);
+  const bool vectors = depthwise_by_four(p, operands.y, nullptr);
   const auto kernel = [&]() -> void (*)(const DepthwiseWeightJob, const Value*, const Value*, float*) {
     if (kind == Kind::kGeneral) return depthwise_weight_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
   if (is_short(p, kSh, kKh, kS, kK)) return depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK>;
     UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
-    return p.kernel_h == p.stride_h ? depthwise_weight_wide_kernel<Value, 1> : depthwise_weight_wide_kernel<Value, 2>;
+#define UPFOLD_CHOOSE(type, kMh, kVectors) \
+  if (p.kernel_h == kMh * p.stride_h && vectors == kVectors) return depthwise_weight_wide_kernel<Value, kMh, kVectors>;
+    UPFOLD_WIDE(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+    return nullptr;
   }();
   const auto partial = static_cast<float*>(operands.workspace);
   launch_kernel("depthwise", kernel, launch, unsigned(found.blocks), kDepthwiseThreads, found.job,
