@@ -76,7 +76,7 @@ constexpr int kWideUnits = 32 / kV;  // rows of a thread, a stride apart
 // kMh and kM: kernels of the H and W axes in strides. The outputs of a run lie in one unit (kSplit 0), or those from number
 // kSplit on may lie in the next one; kSplit -1: from a number on that each run has of its own.
 template <typename Value, int kV, int kMh, int kM, int kSplit>
-__global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 && kV > 4 ? 1 : 2)
+__global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
     depthwise_wide_kernel(const DepthwiseJob job, const Value* __restrict__ x, const Value* __restrict__ w,
                           const Value* __restrict__ bias, Value* __restrict__ y) {
   constexpr int kT = kWideUnits<kV>;
