@@ -49,7 +49,26 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   }
 }
 
-#define UPFOLD_MAKE_GENERAL(dtype, Value) \
+// packed[tap][channel]; one element a thread.
+struct DepthwisePackJob {
+  Divisor channels, multiplier, kernel_h, kernel_w;
+  DepthwiseStrides w;
+  std::uint32_t elements;
+};
+
+template <typename Value>
+__global__ void __launch_bounds__(kDepthwiseThreads)
+    depthwise_pack_kernel(const DepthwisePackJob job, const Value* __restrict__ w, Value* __restrict__ packed) {
+  const std::uint32_t element = blockIdx.x * kDepthwiseThreads + threadIdx.x;
+  if (element >= job.elements) return;
+  std::uint32_t tap = element, ic = take(job.channels, tap);
+  const std::uint32_t oc = take(job.multiplier, ic), kw = take(job.kernel_w, tap), kh = take(job.kernel_h, tap);
+  packed[element] = w[std::int32_t(ic) * job.w.n + std::int32_t(oc) * job.w.c + std::int32_t(tap) * job.w.axis[0] +
+                      std::int32_t(kh) * job.w.axis[1] + std::int32_t(kw) * job.w.axis[2]];
+}
+
+#define UPFOLD_MAKE_GENERAL(dtype, Value)                                                              \
+  template __global__ void depthwise_pack_kernel<Value>(const DepthwisePackJob, const Value*, Value*); \
   template __global__ void depthwise_general_kernel<Value>(const DepthwiseJob, const Value*, const Value*, const Value*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE_GENERAL)
 
@@ -106,6 +125,26 @@ Problem depthwise_plane(const Problem& p) {
   return q;
 }
 
+std::int64_t depthwise_packed_bytes(const Problem& p) { return p.out_channels * kernel_taps(p) * element_bytes(p.dtype); }
+
+Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, void* packed) {
+  const std::int64_t elements = p.out_channels * kernel_taps(p);
+  const DepthwisePackJob job{make_divisor(p.out_channels), make_divisor(out_channels_per_group(p)),
+                             make_divisor(p.kernel_h),     make_divisor(p.kernel_w),
+                             narrow_strides(p.w),          std::uint32_t(elements)};
+  const unsigned blocks = unsigned(ceil_div(elements, kDepthwiseThreads));
+#define UPFOLD_PACK(dtype_name, Value)                                                               \
+  if (p.dtype == Dtype::dtype_name)                                                                  \
+    launch_kernel("depthwise", depthwise_pack_kernel<Value>, launch, blocks, kDepthwiseThreads, job, \
+                  static_cast<const Value*>(w), static_cast<Value*>(packed));
+  UPFOLD_DEPTHWISE_TYPES(UPFOLD_PACK)
+#undef UPFOLD_PACK
+  Problem q = p;
+  q.w.w = p.out_channels, q.w.h = p.kernel_w * q.w.w, q.w.d = p.kernel_h * q.w.h;
+  q.w.n = out_channels_per_group(p), q.w.c = 1;
+  return q;
+}
+
 bool depthwise_by_four(const Problem& p, const void* y, const void* w) {
   const std::int64_t of_y = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w | p.out_w;
   const std::int64_t of_w = p.w.n | p.w.c | p.w.d | p.w.h | p.kernel_w;
@@ -142,6 +181,9 @@ void general(const Launch& launch, const Problem& p, const DepthwiseOperands& op
                 kDepthwiseThreads, job, static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
                 static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
 }
+
+// Whether the general kernels have lanes along channels.
+bool along_channels(const Problem& p) { return (p.op == Operator::kConv ? p.x.c : p.y.c) == 1; }
 
 void transposed(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
   if (special) return depthwise_rows(launch, p, operands);
@@ -185,18 +227,24 @@ bool depthwise_fits(const Problem& p, int config) {
 }
 
 std::int64_t depthwise_workspace_bytes(const Problem& p, int config) {
-  if (p.batch == 0 || p.op != Operator::kConvTransposeWeight) return 0;
-  return depthwise_weight_bytes(depthwise_plane(p), config == 0);
+  if (p.batch == 0) return 0;
+  if (p.op == Operator::kConvTransposeWeight) return depthwise_weight_bytes(depthwise_plane(p), config == 0);
+  return config == 1 && along_channels(p) ? depthwise_packed_bytes(p) : 0;
 }
 
 void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, int config) {
   if (p.batch == 0) return;
   require(depthwise_fits(p, config), "config = ", config, "; it does not fit this problem");
   const DeviceScope scope(launch.device);
-  const Problem q = depthwise_plane(p);
+  Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight(launch, q, operands, config == 0);
-  if (p.op == Operator::kConv) return depthwise_input(launch, q, operands, config == 0);
-  transposed(launch, q, operands, config == 0);
+  DepthwiseOperands taken = operands;
+  if (config == 1 && along_channels(q)) {
+    q = depthwise_pack(launch, q, operands.w, operands.workspace);
+    taken.w = operands.workspace;
+  }
+  if (p.op == Operator::kConv) return depthwise_input(launch, q, taken, config == 0);
+  transposed(launch, q, taken, config == 0);
 }
 
 }  // namespace upfold::cuda

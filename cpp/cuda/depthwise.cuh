@@ -163,6 +163,11 @@ inline bool depthwise_dense(const Problem& p) {
 // Whether columns of the kernel, taken by four, start at multiples of four in every row of y and of w, and none is left over.
 bool depthwise_by_four(const Problem& p, const void* y, const void* w);
 
+// A copy of the weight in which neighbouring channels follow one another, for lanes that run along channels: its bytes, and the
+// problem with the copy's strides. `packed` is filled on the stream.
+std::int64_t depthwise_packed_bytes(const Problem& p);
+Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, void* packed);
+
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);

@@ -9,13 +9,16 @@
 
 namespace upfold::cuda {
 
+constexpr int kLaneTaps = 4;  // of a thread whose lanes are channels
 constexpr int kItemRows = 8, kWarps = kDepthwiseThreads / 32;
 
 struct DepthwiseWeightJob {
   DepthwiseJob problem;
   Divisor parts, groups, kernel_h, kernel_w, taps;  // groups: of taps that blocks share out
   Divisor in_h;                                     // general: positions are counted row by row
-  Divisor inner;                                    // general: neighbouring threads, taps or channels
+  Divisor inner;                                    // general: neighbouring threads, groups of taps or channels
+  Divisor groups_w;                                 // general: groups of taps of the W axis
+  std::int32_t tap_groups;                          // general: of a channel
   std::uint32_t items, length, elements;            // of a channel; of a part; of w
 };
 
@@ -152,44 +155,56 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   partial[block.part * job.elements + std::uint32_t(element)] = sum;
 }
 
-template <typename Value>
+// kTaps neighbouring taps of the W axis a thread.
+template <typename Value, int kTaps>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     depthwise_weight_general_kernel(const DepthwiseWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                                     float* __restrict__ partial) {
-  __shared__ float exchange[kDepthwiseThreads];
+  __shared__ float exchange[kTaps][kDepthwiseThreads];
   const WeightBlock block = weight_block(job, false);
   const DepthwiseJob& p = job.problem;
+  const AxisTaps<std::int32_t>& v = p.axis[2];
   std::uint32_t slice = threadIdx.x;
   const std::int32_t inner = std::int32_t(take(job.inner, slice)), width = std::int32_t(job.inner.value);
-  const std::int32_t tap = p.lanes_are_channels ? block.group : block.group * width + inner;
-  const std::int32_t channel = p.lanes_are_channels ? block.channel * width + inner : block.channel;
   const std::uint32_t slices = kDepthwiseThreads / job.inner.value;
-  const bool live = slice < slices && tap < std::int32_t(job.taps.value) && channel < std::int32_t(p.channels.value);
-  std::uint32_t rest = std::uint32_t(tap);
-  const std::int32_t kw = std::int32_t(take(job.kernel_w, rest)), kh = std::int32_t(take(job.kernel_h, rest));
+  const std::int32_t group = p.lanes_are_channels ? block.group : block.group * width + inner;
+  const std::int32_t channel = p.lanes_are_channels ? block.channel * width + inner : block.channel;
+  const bool live = slice < slices && group < job.tap_groups && channel < std::int32_t(p.channels.value);
+  std::uint32_t rest = std::uint32_t(group);
+  const std::int32_t kw = std::int32_t(take(job.groups_w, rest)) * kTaps, kh = std::int32_t(take(job.kernel_h, rest));
   const std::int32_t k[3] = {std::int32_t(rest), kh, kw};
   const std::int32_t ic = live ? std::int32_t(divide(p.multiplier, std::uint32_t(channel))) : 0;
-  float sum = 0.0f;
+  float sums[kTaps] = {};
   for (std::uint32_t i = block.begin + slice; live && i < block.end; i += slices) {
     std::uint32_t item = i;
     std::int32_t at[3];
     at[2] = std::int32_t(take(p.columns, item)), at[1] = std::int32_t(take(job.in_h, item));
     at[0] = std::int32_t(take(p.depth, item));
-    std::int32_t from = std::int32_t(item) * p.x.n + ic * p.x.c, of = std::int32_t(item) * p.y.n + channel * p.y.c;
-    bool reached = true;
+    std::int32_t from = std::int32_t(item) * p.x.n + ic * p.x.c, of = std::int32_t(item) * p.y.n + channel * p.y.c, o[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
-      const std::int32_t o = at[a] * p.axis[a].stride - p.axis[a].pad + k[a] * p.axis[a].dilation;
-      reached = reached && inside(o, p.axis[a].out_count);
-      from += at[a] * p.x.axis[a], of += o * p.y.axis[a];
+      o[a] = at[a] * p.axis[a].stride - p.axis[a].pad + k[a] * p.axis[a].dilation;
+      from += at[a] * p.x.axis[a], of += o[a] * p.y.axis[a];
     }
-    if (reached) add_product(sum, widen(x[from]), widen(y[of]));
+    if (!inside(o[0], p.axis[0].out_count) || !inside(o[1], p.axis[1].out_count)) continue;
+    const float value = widen(x[from]);
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) {
+      const bool reached = kw + j < v.kernel && inside(o[2] + j * v.dilation, v.out_count);
+      if (reached) add_product(sums[j], value, widen(y[of + j * v.dilation * p.y.axis[2]]));
+    }
   }
-  exchange[threadIdx.x] = sum;
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) exchange[j][threadIdx.x] = sums[j];
   __syncthreads();  // the sums of all slices are there
   if (slice > 0 || !live) return;
-  for (std::uint32_t i = 1; i < slices; ++i) sum += exchange[i * std::uint32_t(width) + std::uint32_t(inner)];
-  partial[block.part * job.elements + std::uint32_t(channel) * job.taps.value + std::uint32_t(tap)] = sum;
+  const std::uint32_t first =
+      std::uint32_t((channel * p.axis[0].kernel + k[0]) * p.axis[1].kernel + kh) * std::uint32_t(v.kernel);
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    for (std::uint32_t i = 1; i < slices; ++i) sums[j] += exchange[j][i * std::uint32_t(width) + std::uint32_t(inner)];
+    if (kw + j < v.kernel) partial[block.part * job.elements + first + std::uint32_t(kw + j)] = sums[j];
+  }
 }
 
 // w from the sums of the parts, in order; one element a thread.
@@ -224,10 +239,11 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
 #define UPFOLD_MAKE_WIDE(Value, kMh, kVectors) \
   template __global__ void depthwise_weight_wide_kernel<Value, kMh, kVectors> UPFOLD_ARGUMENTS(Value);
-#define UPFOLD_MAKE(dtype, Value)                                                          \
-  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)                                                   \
-  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)                                                     \
-  template __global__ void depthwise_weight_general_kernel<Value> UPFOLD_ARGUMENTS(Value); \
+#define UPFOLD_MAKE(dtype, Value)                                                                     \
+  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)                                                              \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)                                                                \
+  template __global__ void depthwise_weight_general_kernel<Value, 1> UPFOLD_ARGUMENTS(Value);         \
+  template __global__ void depthwise_weight_general_kernel<Value, kLaneTaps> UPFOLD_ARGUMENTS(Value); \
   template __global__ void depthwise_weight_sum_kernel<Value>(const DepthwiseWeightJob, const float*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
@@ -279,11 +295,14 @@ Launchable weight_job(const Problem& p, Kind kind) {
   while (kind == Kind::kWide && base.lanes * 4 < p.kernel_w) base.lanes *= 2;
   job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(taps);
   job.in_h = make_divisor(p.in_h);
-  const std::int64_t inner =
-      base.lanes_are_channels ? std::min<std::int64_t>(p.out_channels, 32) : std::min<std::int64_t>(taps, kDepthwiseThreads);
+  const std::int64_t groups_w = base.lanes_are_channels ? ceil_div(p.kernel_w, kLaneTaps) : p.kernel_w;
+  const std::int64_t tap_groups = p.kernel_d * p.kernel_h * groups_w;
+  job.groups_w = make_divisor(groups_w), job.tap_groups = std::int32_t(tap_groups);
+  const std::int64_t inner = base.lanes_are_channels ? std::min<std::int64_t>(p.out_channels, 32)
+                                                     : std::min<std::int64_t>(tap_groups, kDepthwiseThreads);
   job.inner = make_divisor(inner);
   const std::int64_t groups = kind == Kind::kShort ? 1 : kind == Kind::kWide ? p.stride_h : 0;
-  job.groups = make_divisor(!general ? groups : base.lanes_are_channels ? taps : ceil_div(taps, inner));
+  job.groups = make_divisor(!general ? groups : base.lanes_are_channels ? tap_groups : ceil_div(tap_groups, inner));
   const std::int64_t outer = !general                  ? p.out_channels * p.kernel_d
                              : base.lanes_are_channels ? ceil_div(p.out_channels, inner)
                                                        : p.out_channels;
@@ -304,7 +323,8 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   const Launchable found = weight_job(p, kind);
   const bool vectors = depthwise_by_four(p, operands.y, nullptr);
   const auto kernel = [&]() -> void (*)(const DepthwiseWeightJob, const Value*, const Value*, float*) {
-    if (kind == Kind::kGeneral) return depthwise_weight_general_kernel<Value>;
+    if (kind == Kind::kGeneral && found.job.problem.lanes_are_channels) return depthwise_weight_general_kernel<Value, kLaneTaps>;
+    if (kind == Kind::kGeneral) return depthwise_weight_general_kernel<Value, 1>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
   if (is_short(p, kSh, kKh, kS, kK)) return depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK>;
     UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
