@@ -4,7 +4,6 @@
 
 #include "activation.cuh"
 #include "divide.cuh"
-#include "lanes.cuh"
 #include "taps.cuh"
 #include "values.cuh"
 
@@ -28,7 +27,7 @@ struct DepthwiseJob {
   std::int32_t first_unit;  // of the H axis: that of output row 0
   bool lanes_are_channels;
   std::int32_t lanes;  // that share out the columns of a kernel, four each: a power of two
-  bool vectors;        // runs of y start at multiples of their size
+  bool vectors;        // runs of outputs start at multiples of their size
   Activation activation;
   float slope;
 };
@@ -113,26 +112,6 @@ UPFOLD_DEVICE void finish_all(const DepthwiseJob& job, float bias, float (&sums)
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sums[i] = activate_called(job.activation, job.slope, sums[i]);
-}
-
-// The one rounding; `count` outputs, kV of them where `vectors` allows in one store.
-template <typename Value, int kV>
-UPFOLD_DEVICE void store_run(Value* to, const float* results, std::int32_t count, bool vectors) {
-  constexpr int kBytes = kV * int(sizeof(Value));
-  if (vectors && count >= kV) {
-    std::uint32_t words[kBytes / 4];
-#pragma unroll
-    for (int i = 0; i < kBytes / 4; ++i) {
-      if constexpr (sizeof(Value) == 4) words[i] = __float_as_uint(results[i]);
-      if constexpr (sizeof(Value) == 2) words[i] = pair_of<Value>(results[2 * i], results[2 * i + 1]);
-    }
-    store_words<kBytes>(to, words);
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kV; ++j) {
-    if (j < count) to[j] = Narrow<Value>::from(results[j]);
-  }
 }
 
 #define UPFOLD_DEPTHWISE_TYPES(DO) DO(kFloat32, float) DO(kFloat16, __half) DO(kBFloat16, __nv_bfloat16)

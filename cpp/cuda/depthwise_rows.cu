@@ -4,8 +4,50 @@
 //   short: strides that divide kV, of a fixed kernel: rows of all phases of the H axis;
 //   wide: strides of kV and more and kernels of kM strides: rows of one phase of the H axis, so that all have the same taps.
 #include "depthwise.cuh"
+#include "lanes.cuh"
 
 namespace upfold::cuda {
+
+template <typename Value, int kV>
+constexpr int kRunWords = kV * int(sizeof(Value)) / 4;
+
+// The one rounding.
+template <typename Value, int kV>
+UPFOLD_DEVICE void pack_run(const float* results, std::uint32_t (&words)[kRunWords<Value, kV>]) {
+#pragma unroll
+  for (int i = 0; i < kRunWords<Value, kV>; ++i) {
+    if constexpr (sizeof(Value) == 4) words[i] = __float_as_uint(results[i]);
+    if constexpr (sizeof(Value) == 2) words[i] = pair_of<Value>(results[2 * i], results[2 * i + 1]);
+  }
+}
+
+// The first `count` outputs of a run. Where every run starts at a multiple of its size, a full one is stored at once; elsewhere
+// the lanes of a warp exchange their runs, so that neighbours store neighbouring outputs. All lanes of the warp take part;
+// `staged` is the warp's own.
+template <typename Value, int kV>
+UPFOLD_DEVICE void store_run(Value* y, std::int32_t offset, std::int32_t count, const float* results, bool vectors,
+                             std::uint32_t* staged) {
+  std::uint32_t words[kRunWords<Value, kV>];
+  pack_run<Value, kV>(results, words);
+  if (vectors) {
+    if (count >= kV) return store_words<kRunWords<Value, kV> * 4>(y + offset, words);
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {
+      if (j < count) y[offset + j] = Narrow<Value>::from(results[j]);
+    }
+    return;
+  }
+  const std::int32_t lane = std::int32_t(threadIdx.x % 32);
+  __syncwarp();  // everyone has left the runs before
+  store_words<kRunWords<Value, kV> * 4>(staged + lane * kRunWords<Value, kV>, words);
+  __syncwarp();  // the runs are complete
+#pragma unroll
+  for (int j = 0; j < kV; ++j) {
+    const std::int32_t at = j * 32 + lane, from = at / kV;
+    const std::int32_t to = __shfl_sync(~0u, offset, from), there = __shfl_sync(~0u, count, from);
+    if (at % kV < there) y[to + at % kV] = reinterpret_cast<const Value*>(staged)[at];
+  }
+}
 
 // Rows of units of a thread, of at most 48 outputs: as many as registers allow beside the rows of x.
 template <int kV, int kSh, int kKh>
@@ -22,9 +64,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   constexpr int kMh = (kKh + kSh - 1) / kSh, kM = (kK + kS - 1) / kS, kT = kShortUnits<kV, kSh, kKh>;
   constexpr int kColumns = (kR + kV - 1) / kS + kM;
   static_assert(kV % kS == 0, "every run of outputs starts at the same phase");
+  alignas(16) __shared__ std::uint32_t staged[kDepthwiseThreads / 32][32 * kRunWords<Value, kV>];
   const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
-  if (number >= job.threads) return;
-  const DepthwisePlace at = depthwise_place(job, number);
+  const bool live = number < job.threads;
+  const DepthwisePlace at = depthwise_place(job, live ? number : 0);
   const std::int32_t unit = job.first_unit + at.tile * kT, row0 = unit - (kMh - 1);
   const std::int32_t column0 = (at.column * kV + job.axis[2].pad - kR) / kS - (kM - 1);
   const std::uint32_t mask = positions_mask<kColumns>(column0, job.axis[2].in_end);
@@ -58,16 +101,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     }
   }
   finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
-  const std::int32_t first = at.column * kV;
-  Value* const to = y + (at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first);
+  const std::int32_t first = at.column * kV, left = job.axis[2].out_count - first;
+  const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
 #pragma unroll
-  for (int t = 0; t < kT; ++t)
-#pragma unroll
-    for (int phase = 0; phase < kSh; ++phase) {
-      const std::int32_t oh = (unit + t) * kSh + phase - job.axis[1].pad;
-      if (!inside(oh, job.axis[1].out_count)) continue;
-      store_run<Value, kV>(to + oh * job.y.axis[1], sums + (t * kSh + phase) * kV, job.axis[2].out_count - first, job.vectors);
-    }
+  for (int i = 0; i < kT * kSh; ++i) {
+    const std::int32_t oh = unit * kSh + i - job.axis[1].pad;
+    store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + i * kV,
+                         job.vectors, staged[threadIdx.x / 32]);
+  }
 }
 
 template <int kV>
@@ -80,9 +121,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
     depthwise_wide_kernel(const DepthwiseJob job, const Value* __restrict__ x, const Value* __restrict__ w,
                           const Value* __restrict__ bias, Value* __restrict__ y) {
   constexpr int kT = kWideUnits<kV>;
+  alignas(16) __shared__ std::uint32_t staged[kDepthwiseThreads / 32][32 * kRunWords<Value, kV>];
   const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
-  if (number >= job.threads) return;
-  const DepthwisePlace at = depthwise_place(job, number);
+  const bool live = number < job.threads;
+  const DepthwisePlace at = depthwise_place(job, live ? number : 0);
   const std::int32_t stride_h = job.axis[1].stride, stride_w = job.axis[2].stride;
   // The first row: its phase and, before the taps, its source.
   const std::int32_t first_row = at.tile * kT * stride_h + at.phase, shifted = first_row + job.axis[1].pad;
@@ -129,12 +171,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
     }
   }
   finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
-  Value* const to = y + (at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first);
+  const std::int32_t left = job.axis[2].out_count - first;
+  const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
 #pragma unroll
   for (int t = 0; t < kT; ++t) {
     const std::int32_t oh = first_row + t * stride_h;
-    if (!inside(oh, job.axis[1].out_count)) continue;
-    store_run<Value, kV>(to + oh * job.y.axis[1], sums + t * kV, job.axis[2].out_count - first, job.vectors);
+    store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + t * kV,
+                         job.vectors, staged[threadIdx.x / 32]);
   }
 }
 
