@@ -25,6 +25,8 @@ DTYPES = (*REAL_DTYPES, torch.complex64, torch.complex128)
 LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.complex64: 2**24}
 # gemm_atomic runs on a GPU only (tests/gpu/test_gemm.py); `torch` is the peer to fall back on, not a method of ours.
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
+# depthwise takes one input channel in each group, on a GPU only; the others take every layer.
+GENERAL_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "depthwise")
 # fused has no gradients of its own, runs on a GPU only, and is there for those who ask for it (UPFOLD_EXPERIMENTAL=fused).
 FORWARD_ALGORITHMS = (*ALGORITHMS, *(name for name in upfold.algorithms() if name == "fused"))
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import upfold
-from oracle import ALGORITHMS, dtype_name, geometry_arguments, ours
+from oracle import GENERAL_ALGORITHMS, dtype_name, geometry_arguments, ours
 from small_layer import ARGUMENTS, SMOKE, TORCH, layer, operands, record_runs, torch_layer
 from upfold import cases
 
@@ -171,7 +171,7 @@ def test_lazy_conjugates_and_negations(device):
     assert part.is_neg()
     real_w, real_b = w.real.contiguous(), b.real.contiguous()
     torch.testing.assert_close(layer(part, real_w, real_b), torch_layer(part.resolve_neg(), real_w, real_b))
-    for algorithm in ALGORITHMS:
+    for algorithm in GENERAL_ALGORITHMS:
         got = upfold.conv_transpose2d(x.conj(), w, b, **ARGUMENTS, algorithm=algorithm)
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(upfold.unfold(x.conj(), 3), upfold.unfold(x.conj().resolve_conj(), 3))
@@ -265,7 +265,7 @@ def test_auto_takes_torch_never_where_ours_run(device):
         assert upfold.explain(model, x).plan.algorithm != "torch", case.name
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", GENERAL_ALGORITHMS)
 @pytest.mark.parametrize("chosen", ["by name", "by the block"])
 def test_the_backward_runs_what_the_forward_ran(algorithm, chosen, device, monkeypatch):
     """Also when it runs after the block that chose has ended, as backward passes do."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import upfold
-from oracle import ALGORITHMS
+from oracle import GENERAL_ALGORITHMS
 from upfold import InvalidArgument
 
 LAYERS = {
@@ -128,7 +128,7 @@ def test_algorithm_and_activation(ndim):
     x = torch.randn(shape)
     torch.manual_seed(1)
     want = torch.relu(torchs(6, 9, 3, 2)(x))
-    for algorithm in (None, "auto", *ALGORITHMS, "torch"):
+    for algorithm in (None, "auto", *GENERAL_ALGORITHMS, "torch"):
         torch.manual_seed(1)
         layer = kind(6, 9, 3, 2, algorithm=algorithm, activation="relu")
         assert "relu" in repr(layer)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import upfold
-from oracle import ALGORITHMS, ours, torchs
+from oracle import GENERAL_ALGORITHMS, ours, torchs
 from small_layer import ARGUMENTS, layer, operands
 from upfold import cases, native
 from upfold.execute import describe
@@ -81,7 +81,7 @@ def test_many_threads_at_once(device):
         for turn in range(30):
             index = (turn + offset) % len(prepared)
             case, tensors = prepared[index]
-            for algorithm in ALGORITHMS:
+            for algorithm in GENERAL_ALGORITHMS:
                 if not torch.equal(ours(tensors, case.geometry, algorithm), want[index]):
                     failures.append((case.name, algorithm))
 
@@ -131,7 +131,7 @@ def test_kernels_release_the_interpreter(threads):
     assert released(lambda: module.direct(native_problem, *pointers, threads))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", GENERAL_ALGORITHMS)
 def test_a_call_leaves_the_thread_count_alone(name):
     x, w, b = operands("cpu")
     for threads in (1, 2):

@@ -23,6 +23,7 @@ from oracle import (
     ours,
     reference,
     reference_gradients,
+    refusal,
     running_conv,
     running_conv_transpose,
     skip_if_refused,
@@ -166,7 +167,8 @@ def test_long_weight_gradient_sum(device):
     for algorithm in ALGORITHMS:
         leaf = w.to(device).requires_grad_()
         operands = (x.to(device), leaf, None)
-        skip_if_refused(algorithm, operands, geometry)
+        if refusal(algorithm, *operands, geometry) is not None:
+            continue
         y = ours(operands, geometry, algorithm)
         (got,) = torch.autograd.grad(y, leaf, grad.to(device))
         assert abs(got.double().item() - exact.item()) / exact.item() < 32 * unit_roundoff(torch.float32), algorithm

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import upfold
-from oracle import ALGORITHMS
+from oracle import GENERAL_ALGORITHMS
 from small_layer import ARGUMENTS, TORCH, layer, operands, torch_layer
 
 
-@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+@pytest.mark.parametrize("algorithm", [None, *GENERAL_ALGORITHMS])
 def test_vmap(algorithm, device):
     x, w, b = operands(device, torch.float64)
     xs, ws, bs = (torch.stack([tensor, tensor * 2, tensor - 1]) for tensor in (x, w, b))
@@ -45,7 +45,7 @@ def test_vmap_of_nothing(device):
     assert torch.func.vmap(lambda x: upfold.unfold(x, 3))(x[None][:0]).shape[2:] == upfold.unfold(x, 3).shape[1:]
 
 
-@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+@pytest.mark.parametrize("algorithm", [None, *GENERAL_ALGORITHMS])
 def test_func_transforms(algorithm, device):
     x, w, b = operands(device, torch.float64)
     run = lambda x, w, b: upfold.conv_transpose2d(x, w, b, **ARGUMENTS, algorithm=algorithm)  # noqa: E731
@@ -83,7 +83,7 @@ def test_per_sample_gradients(device):
         torch.testing.assert_close(one, want)
 
 
-@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+@pytest.mark.parametrize("algorithm", [None, *GENERAL_ALGORITHMS])
 def test_ensembles(algorithm, device):
     """vmap over models, each with its own weights and data, and over their gradients."""
     x, w, b = operands(device, torch.float64)
@@ -184,7 +184,7 @@ def test_compiled_code_follows_use(device):
     x, w, b = (tensor.detach().double() for tensor in operands(device))
     run = compiled(layer, backend="aot_eager")
     want = run(x, w, b)
-    for algorithm in ALGORITHMS:
+    for algorithm in GENERAL_ALGORITHMS:
         with upfold.use(algorithm=algorithm):
             torch.testing.assert_close(run(x, w, b), want)
     if device.type == "cpu":

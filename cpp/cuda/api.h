@@ -127,6 +127,19 @@ DirectWork direct_work(const Problem& p, int config);
 // The direct method for p.op, without a column matrix; bias and activation are used by kConvTranspose only.
 void direct(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
 
+struct DepthwiseOperands {
+  void* x;
+  void* w;
+  const void* bias;  // (out_channels), dense, or null
+  void* y;
+  void* workspace;  // depthwise_workspace_bytes() bytes, aligned to 256
+};
+// One input channel in each group, of float32, float16 or bfloat16. Choice 0 is for the usual kernels, choice 1 takes every one.
+bool depthwise_fits(const Problem& p, int config);
+std::int64_t depthwise_workspace_bytes(const Problem& p, int config);
+// The depthwise method for p.op; bias and activation are used by kConvTranspose only.
+void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, int config);
+
 struct FusedOperands {
   const void* x;
   const void* w;

@@ -67,6 +67,18 @@ struct DirectCall {
   }
 };
 
+struct DepthwiseCall {
+  Problem problem;
+  int config, device;
+
+  void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+               std::uintptr_t stream) const {
+    const py::gil_scoped_release release;
+    upfold::cuda::depthwise({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
+                            config);
+  }
+};
+
 struct FusedCall {
   Problem problem;
   int config, device;
@@ -153,6 +165,13 @@ PYBIND11_MODULE(_cuda, m) {
       .def(py::init([](const Problem& problem, int config, int device) { return DirectCall{problem, config, device}; }),
            py::arg("problem"), py::arg("config"), py::arg("device"))
       .def("enqueue", &DirectCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
+  m.def("depthwise_fits", &upfold::cuda::depthwise_fits, py::arg("problem"), py::arg("config"));
+  m.def("depthwise_workspace_bytes", &upfold::cuda::depthwise_workspace_bytes, py::arg("problem"), py::arg("config"));
+  py::class_<DepthwiseCall>(m, "DepthwiseCall", py::module_local())
+      .def(py::init([](const Problem& problem, int config, int device) { return DepthwiseCall{problem, config, device}; }),
+           py::arg("problem"), py::arg("config"), py::arg("device"))
+      .def("enqueue", &DepthwiseCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("fused_tiles", &fused_tiles);
   m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"));

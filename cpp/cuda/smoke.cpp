@@ -258,6 +258,11 @@ void run_one(Random& random, bool with_gemm, Tally& tally) {
       compare("direct", p, has_bias, random, direct_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
     }
+    for (int config = 0; config < 2; ++config) {
+      if (!depthwise_fits(p, config)) continue;
+      compare("depthwise", p, has_bias, random, depthwise_workspace_bytes(p, config), tally,
+              [&](void* x, void* w, void* b, void* y, void* space) { depthwise(launch, p, {x, w, b, y, space}, config); });
+    }
     if (!with_gemm) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;

@@ -86,6 +86,8 @@ def _on_gpu(name: str, problem: Problem) -> float:
         return max(_GPU_GEMM_HOST_SECONDS, seconds)
     if name == "fused":
         return _fused_on_gpu(problem)
+    if name == "depthwise":
+        return _GPU_LAUNCH_SECONDS + problem.bytes / _GPU_BYTES  # less than any other: it is preferred wherever it accepts
     adjoint = problem.operator is Operator.CONV
     channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])

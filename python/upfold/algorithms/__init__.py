@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from .base import Algorithm, Tensors
+from .depthwise import Depthwise
 from .direct import Direct
 from .fused import Fused
 from .gemm import Gemm
@@ -12,7 +13,8 @@ from .gemm_atomic import GemmAtomic
 from .torch import Torch
 
 # In the order of their codes in operator schemas, which exported programs carry (dispatch.encode_algorithm).
-REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in (Gemm(), GemmAtomic(), Direct(), Torch())}
+_ALL: tuple[Algorithm, ...] = (Gemm(), GemmAtomic(), Direct(), Torch(), Depthwise())
+REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALL}
 # Exact wherever it was checked, but not yet through every test on a GPU: only for those who ask for it.
 if os.environ.get("UPFOLD_EXPERIMENTAL") == "fused":
     REGISTRY["fused"] = Fused()

@@ -1,0 +1,256 @@
+// The depthwise method, the adjoint in x: x[i] = sum over output channels and taps of y[i * stride - pad + tap * dilation] * w. A
+// thread owns one column of x in several rows, which share what is read of y.
+//   short: kernels and strides that are known when compiling: every row of y is read once for all rows of x;
+//   wide: kernels of kMh strides on the H axis: lanes share out the columns of the kernel, four each, and add up at the end; rows
+//     of y of one phase follow one another, so that the taps stay in registers;
+//   general: everything else, and lanes along channels where the channel is the fastest axis.
+#include "depthwise.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kInputRows = 8;  // of a thread
+
+// Where the rows of a thread lie: x and y of the first output channel, and what is inside.
+struct InputPlace {
+  std::int32_t ih0, iw, x, y, channel, id;
+};
+
+UPFOLD_DEVICE InputPlace input_place(const DepthwiseJob& job, std::uint32_t number, int rows) {
+  const DepthwisePlace at = depthwise_place(job, number);
+  const std::int32_t channel = at.channel * std::int32_t(job.multiplier.value);
+  InputPlace place{at.tile * rows, at.column, 0, 0, channel, at.depth};
+  place.x = at.sample * job.x.n + at.channel * job.x.c + at.depth * job.x.axis[0] + at.column * job.x.axis[2];
+  place.y = at.sample * job.y.n + channel * job.y.c;
+  return place;
+}
+
+template <typename Value>
+UPFOLD_DEVICE void store_rows(const DepthwiseJob& job, const InputPlace& place, Value* x, const float (&sums)[kInputRows]) {
+#pragma unroll
+  for (int t = 0; t < kInputRows; ++t) {
+    if (place.ih0 + t < job.axis[1].in_end) x[place.x + (place.ih0 + t) * job.x.axis[1]] = Narrow<Value>::from(sums[t]);
+  }
+}
+
+template <typename Value, int kSh, int kKh, int kS, int kK>
+__global__ void __launch_bounds__(kDepthwiseThreads, 2)
+    depthwise_input_short_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
+                                 Value* __restrict__ x) {
+  const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
+  if (number >= job.threads) return;
+  const InputPlace place = input_place(job, number, kInputRows);
+  const AxisTaps<std::int32_t>& d = job.axis[0];
+  const std::int32_t oh0 = place.ih0 * kSh - job.axis[1].pad, ow0 = place.iw * kS - job.axis[2].pad;
+  const std::uint32_t mask = positions_mask<kK>(ow0, job.axis[2].out_count);
+  float sums[kInputRows] = {};
+  for (std::int32_t oc = 0; oc < std::int32_t(job.multiplier.value); ++oc) {
+    const Value* const taps = w + weight_offset(job, place.channel + oc);
+    for (std::int32_t kd = 0; kd < d.kernel; ++kd) {
+      const std::int32_t od = place.id * d.stride - d.pad + kd * d.dilation;
+      if (!inside(od, d.out_count)) continue;
+      float weights[kKh][kK];
+#pragma unroll
+      for (int i = 0; i < kKh * kK; ++i) {
+        weights[i / kK][i % kK] = widen(taps[kd * job.w.axis[0] + i / kK * job.w.axis[1] + i % kK]);
+      }
+      const Value* const plane = y + (place.y + oc * job.y.c + od * job.y.axis[0] + oh0 * job.y.axis[1] + ow0);
+#pragma unroll
+      for (int r = 0; r < (kInputRows - 1) * kSh + kKh; ++r) {
+        float row[kK];
+        load_row(plane + r * job.y.axis[1], inside(oh0 + r, job.axis[1].out_count) ? mask : 0, row);
+#pragma unroll
+        for (int i = 0; i < kInputRows * kK; ++i) {
+          const int t = i / kK, kh = r - t * kSh;
+          if (kh >= 0 && kh < kKh) add_product(sums[t], row[i % kK], weights[kh][i % kK]);
+        }
+      }
+    }
+  }
+  store_rows(job, place, x, sums);
+}
+
+template <typename Value, int kMh, bool kVectors>
+__global__ void __launch_bounds__(kDepthwiseThreads, 2)
+    depthwise_input_wide_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
+                                Value* __restrict__ x) {
+  constexpr int kT = kInputRows;
+  const std::uint32_t thread = blockIdx.x * kDepthwiseThreads + threadIdx.x, number = thread / std::uint32_t(job.lanes);
+  const std::int32_t lane = std::int32_t(thread % std::uint32_t(job.lanes));
+  const bool live = number < job.threads;
+  const InputPlace place = input_place(job, live ? number : 0, kT);
+  const AxisTaps<std::int32_t>&d = job.axis[0], &h = job.axis[1], &v = job.axis[2];
+  const std::int32_t oh0 = place.ih0 * h.stride - h.pad, ow0 = place.iw * v.stride - v.pad;
+  float sums[kT] = {};
+  const std::int32_t planes = live ? std::int32_t(job.multiplier.value) * d.kernel : 0;
+  for (std::int32_t i = 0; i < planes; ++i) {
+    const std::int32_t oc = i / d.kernel, kd = i % d.kernel, od = place.id * d.stride - d.pad + kd * d.dilation;
+    if (!inside(od, d.out_count)) continue;
+    const Value* const taps = w + (weight_offset(job, place.channel + oc) + kd * job.w.axis[0]);
+    const Value* const plane = y + (place.y + oc * job.y.c + od * job.y.axis[0]);
+    for (std::int32_t kw = lane * 4; kw < v.kernel; kw += job.lanes * 4) {
+      const std::uint32_t used = positions_mask<4>(kw, v.kernel), mask = positions_mask<4>(ow0 + kw, v.out_count) & used;
+      for (std::int32_t phase = 0; phase < h.stride; ++phase) {
+        float weights[kMh][4];
+#pragma unroll
+        for (int m = 0; m < kMh; ++m) {
+          load_four<kVectors>(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, weights[m]);
+        }
+#pragma unroll
+        for (int r = 0; r < kT + kMh - 1; ++r) {
+          const std::int32_t oh = oh0 + r * h.stride + phase;
+          float row[4];
+          load_four<kVectors>(plane + (oh * job.y.axis[1] + ow0 + kw), inside(oh, h.out_count) ? mask : 0, row);
+#pragma unroll
+          for (int j = 0; j < kMh * 4; ++j) {
+            const int t = r - j / 4;
+            if (t >= 0 && t < kT) add_product(sums[t], row[j % 4], weights[j / 4][j % 4]);
+          }
+        }
+      }
+    }
+  }
+  for (std::int32_t by = job.lanes / 2; by > 0; by /= 2) {
+#pragma unroll
+    for (int t = 0; t < kT; ++t) sums[t] += __shfl_xor_sync(~0u, sums[t], by);
+  }
+  if (live && lane == 0) store_rows(job, place, x, sums);
+}
+
+template <typename Value>
+__global__ void __launch_bounds__(kDepthwiseThreads)
+    depthwise_input_general_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
+                                   Value* __restrict__ x) {
+  const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
+  if (number >= job.threads) return;
+  const InputPlace place = input_place(job, number, kInputRows);
+  const AxisTaps<std::int32_t>&d = job.axis[0], &h = job.axis[1], &v = job.axis[2];
+  const std::int32_t oh0 = place.ih0 * h.stride - h.pad, ow0 = place.iw * v.stride - v.pad;
+  float sums[kInputRows] = {};
+  for (std::int32_t oc = 0; oc < std::int32_t(job.multiplier.value); ++oc) {
+    const Value* const taps = w + weight_offset(job, place.channel + oc);
+    for (std::int32_t i = 0; i < d.kernel * h.kernel; ++i) {
+      const std::int32_t kd = i / h.kernel, kh = i % h.kernel, od = place.id * d.stride - d.pad + kd * d.dilation;
+      if (!inside(od, d.out_count)) continue;
+      const std::int32_t oh = oh0 + kh * h.dilation;
+      const Value* const plane = y + (place.y + oc * job.y.c + od * job.y.axis[0] + oh * job.y.axis[1]);
+      for (std::int32_t kw = 0; kw < v.kernel; ++kw) {
+        const std::int32_t ow = ow0 + kw * v.dilation;
+        if (!inside(ow, v.out_count)) continue;
+        const float weight = widen(taps[kd * job.w.axis[0] + kh * job.w.axis[1] + kw * job.w.axis[2]]);
+#pragma unroll
+        for (int r = 0; r < kInputRows; ++r) {
+          if (!inside(oh + r * h.stride, h.out_count)) continue;
+          add_product(sums[r], widen(plane[r * h.stride * job.y.axis[1] + ow * job.y.axis[2]]), weight);
+        }
+      }
+    }
+  }
+  store_rows(job, place, x, sums);
+}
+
+// kSh, kKh, kS, kK
+#define UPFOLD_SHORT(DO, Value) \
+  DO(Value, 2, 4, 2, 4)         \
+  DO(Value, 2, 2, 2, 2)         \
+  DO(Value, 2, 3, 2, 3)         \
+  DO(Value, 1, 3, 1, 3)         \
+  DO(Value, 1, 5, 1, 5)         \
+  DO(Value, 1, 1, 2, 4)
+#define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK)                                                                               \
+  template __global__ void depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>(const DepthwiseJob, const Value*, const Value*, \
+                                                                                 Value*);
+// kMh, kVectors
+#define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
+#define UPFOLD_MAKE_WIDE(Value, kMh, kVectors)                                                                               \
+  template __global__ void depthwise_input_wide_kernel<Value, kMh, kVectors>(const DepthwiseJob, const Value*, const Value*, \
+                                                                             Value*);
+#define UPFOLD_MAKE(dtype, Value)        \
+  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value) \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)   \
+  template __global__ void depthwise_input_general_kernel<Value>(const DepthwiseJob, const Value*, const Value*, Value*);
+UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "api.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
+  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel;
+}
+
+bool short_fits(const Problem& p) {
+#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || is_short(p, kSh, kKh, kS, kK)
+  return false UPFOLD_SHORT(UPFOLD_IS_SHORT, );
+#undef UPFOLD_IS_SHORT
+}
+
+bool wide_fits(const Problem& p) { return p.kernel_w >= 4 && (p.kernel_h == p.stride_h || p.kernel_h == 2 * p.stride_h); }
+
+// Lanes that share out a kernel's columns, four each.
+std::int32_t lanes_of(const Problem& p) {
+  std::int32_t lanes = 1;
+  while (lanes < 32 && lanes * 4 < p.kernel_w) lanes *= 2;
+  return lanes;
+}
+
+DepthwiseJob input_job(const Problem& p, bool special) {
+  DepthwiseJob job = depthwise_job(p);
+  job.lanes_are_channels = !special && p.x.c == 1;
+  job.channels = make_divisor(p.in_channels);
+  job.columns = make_divisor(p.in_w), job.tiles = make_divisor(ceil_div(p.in_h, kInputRows)), job.depth = make_divisor(p.in_d);
+  job.threads = std::uint32_t(depthwise_threads(job, p.batch));
+  job.lanes = special && !short_fits(p) ? lanes_of(p) : 1;
+  return job;
+}
+
+template <typename Value>
+void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  const DepthwiseJob job = input_job(p, special);
+  const bool vectors = depthwise_by_four(p, operands.y, operands.w);
+  const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
+    if (!special) return depthwise_input_general_kernel<Value>;
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
+  if (is_short(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
+    UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+#define UPFOLD_CHOOSE(type, kMh, kVectors) \
+  if (p.kernel_h == kMh * p.stride_h && vectors == kVectors) return depthwise_input_wide_kernel<Value, kMh, kVectors>;
+    UPFOLD_WIDE(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+    return nullptr;
+  }();
+  const std::int64_t threads = std::int64_t(job.threads) * job.lanes;
+  launch_kernel("depthwise", kernel, launch, unsigned(ceil_div(threads, kDepthwiseThreads)), kDepthwiseThreads, job,
+                static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
+}
+
+}  // namespace
+
+bool depthwise_input_special(const Problem& p) {
+  if (!depthwise_dense(p)) return false;
+  if (!short_fits(p) && !wide_fits(p)) return false;
+  const DepthwiseJob job = input_job(p, true);
+  return depthwise_threads(job, p.batch) <= kDepthwiseMost / job.lanes;
+}
+
+void depthwise_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  switch (p.dtype) {
+#define UPFOLD_CASE(dtype, Value) \
+  case Dtype::dtype:              \
+    return run<Value>(launch, p, operands, special);
+    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
+#undef UPFOLD_CASE
+    default:
+      return;
+  }
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,113 @@
+"""Both choices of the depthwise kernels on a GPU, for all three operators, against torch in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import upfold
+from gpu import missing
+from oracle import assert_exact, describe, exact_like, geometry_arguments, ours, reference, reference_gradients
+from upfold import cases
+from upfold.algorithms import REGISTRY
+from upfold.dispatch import plan, use_config
+from upfold.geometry import cached_geometry
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+if "depthwise" not in upfold.algorithms():
+    pytest.skip("this build has no depthwise kernel for CUDA", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+DEPTHWISE = REGISTRY["depthwise"]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+# x, output channels of an input channel, kernel, (stride, padding, output_padding, dilation)
+LAYERS = {
+    "k4s2p1": ((2, 5, 9, 21), 1, (4, 4), (2, 1, 0, 1)),
+    "k4s2p0 aligned": ((2, 3, 7, 31), 2, (4, 4), (2, 0, 0, 1)),
+    "k3s2p1op1": ((2, 6, 9, 16), 1, (3, 3), (2, 1, 1, 1)),
+    "k3s2p0": ((1, 3, 5, 8), 3, (3, 3), (2, 0, 0, 1)),
+    "k2s2": ((2, 3, 9, 37), 2, (2, 2), (2, 0, 0, 1)),
+    "k3s1p1": ((2, 4, 20, 33), 1, (3, 3), (1, 1, 0, 1)),
+    "k5s1p2": ((2, 3, 11, 16), 2, (5, 5), (1, 2, 0, 1)),
+    "k8s4p2": ((2, 3, 5, 12), 1, (8, 8), (4, 2, 0, 1)),
+    "k8s4p1": ((1, 3, 6, 7), 1, (8, 8), (4, 1, 0, 1)),
+    "k16s8p4": ((2, 3, 10, 16), 1, (16, 16), (8, 4, 0, 1)),
+    "k16s8p3": ((2, 2, 5, 9), 2, (16, 16), (8, 3, 1, 1)),
+    "k64s32p16": ((1, 2, 3, 5), 1, (64, 64), (32, 16, 0, 1)),
+    "k64s32": ((1, 3, 2, 2), 1, (64, 64), (32, 0, 0, 1)),
+    "k4s4": ((2, 3, 5, 7), 1, (4, 4), (4, 0, 0, 1)),
+    "k9s9p2": ((2, 3, 5, 7), 1, (9, 9), (9, 2, 0, 1)),
+    "k10s5p2": ((2, 2, 4, 9), 1, (10, 10), (5, 2, 0, 1)),
+    "1d k4s2p1": ((11, 3, 40), 2, (4,), (2, 1, 0, 1)),
+    "1d k16s8p4": ((9, 4, 13), 1, (16,), (8, 4, 0, 1)),
+    "3d k4s2p1": ((2, 3, 3, 4, 9), 2, (4, 4, 4), (2, 1, 0, 1)),
+    "3d plane k2s2": ((1, 3, 4, 5, 8), 1, (1, 2, 2), ((1, 2, 2), 0, 0, 1)),
+    "dilated": ((2, 3, 6, 20), 2, (3, 3), (2, 2, 1, 3)),
+    "empty phases": ((2, 3, 4, 9), 1, (2, 3), ((3, 5), 1, (2, 4), (1, 2))),
+    "one pixel": ((3, 4, 1, 1), 2, (4, 4), (2, 1, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("last", list(itertools.product([False, True], repeat=2)), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_choice_is_exact(device, name, dtype, last):
+    """Forward and both gradients; x and w may be channels_last."""
+    x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
+    if any(last) and len(x_shape) not in CHANNELS_LAST:
+        pytest.skip("torch has no channels_last for one axis")
+    channels = x_shape[1]
+    geometry = cached_geometry(len(kernel), stride, padding, output_padding, channels, dilation)
+    terms = x_shape[0] * torch.Size(x_shape[2:]).numel() * 4 + torch.Size(kernel).numel()
+    x, w = (
+        exact_like(shape, terms, dtype, seed).to(device) for seed, shape in ((1, x_shape), (2, (channels, multiplier, *kernel)))
+    )
+    b = exact_like((channels * multiplier,), 9, dtype, 3).to(device)
+    x, w = (t.contiguous(memory_format=CHANNELS_LAST[t.dim()]) if wanted else t for t, wanted in zip((x, w), last))
+    want = reference((x, w, b), geometry)
+    grad = exact_like(want.shape, terms, dtype, 4).to(device)
+    want_x, want_w, _ = reference_gradients((x, w, b), grad, geometry)
+    problem = describe(x, w, b, tuple(geometry_arguments(geometry).values()))
+    assert DEPTHWISE.reject(problem, device) is None
+    ran = 0
+    for config in DEPTHWISE.configs(problem, device):
+        with use_config(config):
+            assert_exact(ours((x, w, b), geometry, "depthwise"), want, f"config {config}")
+        ran += 1
+    assert ran
+    x.requires_grad_()
+    w.requires_grad_()
+    for config in (None, 1):  # the best guess, and the kernels that take everything
+        with upfold.use(algorithm="depthwise"), use_config(config):
+            grad_x, grad_w = torch.autograd.grad(ours((x, w, b), geometry), (x, w), grad)
+        assert_exact(grad_x, want_x, f"x.grad, config {config}")
+        assert_exact(grad_w, want_w, f"w.grad, config {config}")
+
+
+@pytest.mark.parametrize("name", ["dla-depthwise-256@64", "dla-depthwise-64@32-k16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_auto_takes_it(device, name, dtype):
+    x, w, b = cases.find(name).tensors(dtype, device)
+    arguments = tuple(geometry_arguments(cases.find(name).geometry).values())
+    assert plan(describe(x, w, b, arguments), device).algorithm == "depthwise"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", ["k4s2p1", "k16s8p4", "k3s1p1"])
+def test_misaligned_results(device, name, dtype):
+    """A result that starts at a multiple of its element alone, and rows that end before their tensor does."""
+    x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
+    geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
+    x = exact_like(x_shape, 16, dtype, 1).to(device)
+    w = exact_like((x_shape[1], multiplier, *kernel), 16, dtype, 2).to(device)
+    want = reference((x, w, None), geometry)
+    wide = torch.full([size + 3 for size in want.shape], torch.nan, dtype=dtype, device=device)
+    flat = torch.full((want.numel() + 2,), torch.nan, dtype=dtype, device=device)
+    for out in (flat[1:-1].view(want.shape), wide[tuple(slice(1, 1 + size) for size in want.shape)]):
+        assert_exact(ours((x, w, None), geometry, "depthwise", out=out), want)
+    assert int(wide.isnan().sum()) == wide.numel() - want.numel()
