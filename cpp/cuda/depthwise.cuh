@@ -26,8 +26,9 @@ struct DepthwiseJob {
   std::uint32_t threads;
   std::int32_t first_unit;  // of the H axis: that of output row 0
   bool lanes_are_channels;
-  std::int32_t lanes;  // that share out the columns of a kernel, four each: a power of two
-  bool vectors;        // runs of outputs start at multiples of their size
+  std::int32_t tiles_of_run;  // tiles of rows that a thread takes one after the other
+  std::int32_t lanes;         // that share out the columns of a kernel, four each: a power of two
+  bool vectors;               // runs of outputs start at multiples of their size
   Activation activation;
   float slope;
 };
