@@ -122,6 +122,27 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
 template <int kV>
 constexpr int kWideUnits = 32 / kV;  // rows of a thread, a stride apart
 
+// A run of the W axis: the phase of its first output, how many lie in the same unit, and the columns of x that those and the
+// others read, with masks of what is inside.
+struct WideColumns {
+  std::int32_t phase, split, columns[2];
+  std::uint32_t masks[2];
+};
+
+template <int kV, int kM, int kSplit>
+UPFOLD_DEVICE WideColumns wide_columns(const DepthwiseJob& job, std::int32_t first) {
+  const std::int32_t stride = job.axis[2].stride;
+  std::uint32_t unit = std::uint32_t(first + job.axis[2].pad);
+  WideColumns run;
+  run.phase = std::int32_t(take(job.stride_w, unit));
+  run.split = kSplit > 0 ? kSplit : kSplit == 0 || stride - run.phase > kV ? kV : stride - run.phase;
+  run.columns[0] = std::int32_t(unit) - (kM - 1);
+  run.columns[1] = run.columns[0] + (run.phase + run.split >= stride ? 1 : 0);
+  run.masks[0] = positions_mask<kM>(run.columns[0], job.axis[2].in_end);
+  run.masks[1] = kSplit == 0 ? 0 : positions_mask<kM>(run.columns[1], job.axis[2].in_end);
+  return run;
+}
+
 // kMh and kM: kernels of the H and W axes in strides. The outputs of a run lie in one unit (kSplit 0), or those from number
 // kSplit on may lie in the next one; kSplit -1: from a number on that each run has of its own.
 template <typename Value, int kV, int kMh, int kM, int kSplit>
@@ -140,14 +161,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
   const std::int32_t unit = shifted / stride_h, tap_row = shifted - unit * stride_h;
   std::int32_t row0 = unit - (kMh - 1);
   const std::int32_t first = at.column * kV;
-  std::uint32_t unit_a = std::uint32_t(first + job.axis[2].pad);
-  const std::int32_t phase_a = std::int32_t(take(job.stride_w, unit_a));
-  const std::int32_t split = kSplit > 0 ? kSplit : kSplit == 0 || stride_w - phase_a > kV ? kV : stride_w - phase_a;
-  const std::int32_t unit_b = std::int32_t(unit_a) + (phase_a + split >= stride_w ? 1 : 0);
-  const std::int32_t columns[2] = {std::int32_t(unit_a) - (kM - 1), unit_b - (kM - 1)};
-  const std::uint32_t masks[2] = {positions_mask<kM>(columns[0], job.axis[2].in_end),
-                                  kSplit == 0 ? 0 : positions_mask<kM>(columns[1], job.axis[2].in_end)};
-  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + phase_a);
+  const WideColumns run = wide_columns<kV, kM, kSplit>(job, first);
+  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + run.phase);
   std::uint32_t ic = std::uint32_t(at.channel);
   take(job.multiplier, ic);
   const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c);
@@ -165,22 +180,22 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
       for (int i = 0; i < kMh * kM; ++i) {
         if (!reads) continue;
         const Value* const from = taps + (depth.tap * job.w.axis[0] + i / kM * stride_h * job.w.axis[1] + i % kM * stride_w);
-        const Value* const next = from - (phase_a + split >= stride_w ? stride_w : 0);
+        const Value* const next = from - (run.phase + run.split >= stride_w ? stride_w : 0);
 #pragma unroll
-        for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen((kSplit == 0 || j < split ? from : next)[j]);
+        for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen((kSplit == 0 || j < run.split ? from : next)[j]);
       }
 #pragma unroll
       for (int r = 0; r < kT + kMh - 1; ++r) {
         const Value* const from = plane + (depth.source * job.x.axis[0] + (row0 + r) * job.x.axis[1]);
         const bool there = inside(row0 + r, job.axis[1].in_end);
         float row[2][kM];
-        load_row(from + columns[0], there ? masks[0] : 0, row[0]);
-        if (kSplit != 0) load_row(from + columns[1], there ? masks[1] : 0, row[1]);
+        load_row(from + run.columns[0], there ? run.masks[0] : 0, row[0]);
+        if (kSplit != 0) load_row(from + run.columns[1], there ? run.masks[1] : 0, row[1]);
 #pragma unroll
         for (int i = 0; i < kMh * kV * kM; ++i) {
           const int m = i % kM, j = i / kM % kV, mh = i / (kM * kV), t = r - (kMh - 1) + mh;
           if (t < 0 || t >= kT) continue;
-          const bool next = kSplit == 0 ? false : kSplit > 0 ? j >= kSplit : j >= split;
+          const bool next = kSplit == 0 ? false : kSplit > 0 ? j >= kSplit : j >= run.split;
           add_product(sums[t * kV + j], next ? row[1][kM - 1 - m] : row[0][kM - 1 - m], weights[mh][m][j]);
         }
       }
