@@ -56,6 +56,11 @@ UPFOLD_DEVICE std::int32_t weight_offset(const DepthwiseJob& job, std::int32_t c
   return std::int32_t(ic) * job.w.n + oc * job.w.c;
 }
 
+// The plane of x that an output channel reads.
+UPFOLD_DEVICE std::int32_t plane_offset(const DepthwiseJob& job, const DepthwisePlace& at) {
+  return at.sample * job.x.n + std::int32_t(divide(job.multiplier, std::uint32_t(at.channel))) * job.x.c;
+}
+
 // kCount neighbours of which bit i of the mask says whether number i is there; the others are 0.
 template <int kCount, typename Value>
 UPFOLD_DEVICE void load_row(const Value* __restrict__ from, std::uint32_t mask, float (&row)[kCount]) {

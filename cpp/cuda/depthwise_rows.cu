@@ -49,6 +49,23 @@ UPFOLD_DEVICE void store_run(Value* y, std::int32_t offset, std::int32_t count, 
   }
 }
 
+// Where the runs of a thread lie: rows of y, and outputs that are left of them.
+struct TileRows {
+  std::int32_t first, step, left;
+};
+
+// Lanes exchange runs, so that `y` is the same for all of them and `to` is not.
+template <typename Value, int kV, int kCount>
+UPFOLD_DEVICE void store_tile(const DepthwiseJob& job, Value* y, std::int32_t to, const TileRows& rows,
+                              const float (&sums)[kCount], std::uint32_t* staged) {
+#pragma unroll
+  for (int i = 0; i < kCount / kV; ++i) {
+    const std::int32_t oh = rows.first + i * rows.step;
+    store_run<Value, kV>(y, to + oh * job.y.axis[1], inside(oh, job.axis[1].out_count) ? rows.left : 0, sums + i * kV,
+                         job.vectors, staged);
+  }
+}
+
 // Rows of units of a thread, of at most 48 outputs: as many as registers allow beside the rows of x.
 template <int kV, int kSh, int kKh>
 constexpr int kShortUnits = (kKh > 4          ? 16
@@ -72,9 +89,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   const std::int32_t column0 = (at.column * kV + job.axis[2].pad - kR) / kS - (kM - 1);
   const std::uint32_t mask = positions_mask<kColumns>(column0, job.axis[2].in_end);
   const Value* const taps = w + weight_offset(job, at.channel);
-  std::uint32_t ic = std::uint32_t(at.channel);
-  take(job.multiplier, ic);
-  const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c + column0);
+  const Value* const plane = x + (plane_offset(job, at) + column0);
   const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
   const AxisTaps<std::int32_t>& d = job.axis[0];
   const DepthTaps nearest = depth_taps(job, at.depth);
@@ -110,12 +125,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     finish_all(job, shift, sums);
     const std::int32_t first = at.column * kV, left = job.axis[2].out_count - first;
     const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
-#pragma unroll
-    for (int i = 0; i < kT * kSh; ++i) {
-      const std::int32_t oh = unit * kSh + i - job.axis[1].pad;
-      store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + i * kV,
-                           job.vectors, staged[threadIdx.x / 32]);
-    }
+    store_tile<Value, kV>(job, y, to, {unit * kSh - job.axis[1].pad, 1, live ? left : 0}, sums, staged[threadIdx.x / 32]);
   }
 }
 
@@ -163,9 +173,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
   const std::int32_t first = at.column * kV;
   const WideColumns run = wide_columns<kV, kM, kSplit>(job, first);
   const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + run.phase);
-  std::uint32_t ic = std::uint32_t(at.channel);
-  take(job.multiplier, ic);
-  const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c);
+  const Value* const plane = x + plane_offset(job, at);
   const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
   const AxisTaps<std::int32_t>& d = job.axis[0];
   const DepthTaps nearest = depth_taps(job, at.depth);
@@ -203,12 +211,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
     finish_all(job, shift, sums);
     const std::int32_t left = job.axis[2].out_count - first;
     const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
-#pragma unroll
-    for (int t = 0; t < kT; ++t) {
-      const std::int32_t oh = first_row + t * stride_h;
-      store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + t * kV,
-                           job.vectors, staged[threadIdx.x / 32]);
-    }
+    store_tile<Value, kV>(job, y, to, {first_row, stride_h, live ? left : 0}, sums, staged[threadIdx.x / 32]);
   }
 }
 
