@@ -19,9 +19,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   const std::int32_t oh0 = at.phase + at.tile * kGeneralRows * h.stride;
   const TapRun<std::int32_t> run_h = taps_of_output(h, oh0), run_w = taps_of_output(v, at.column);
   const Value* const taps = w + weight_offset(job, at.channel);
-  std::uint32_t ic = std::uint32_t(at.channel);
-  take(job.multiplier, ic);
-  const Value* const source = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c);
+  const Value* const source = x + plane_offset(job, at);
   float sums[kGeneralRows] = {};
   DepthTaps depth = depth_taps(job, at.depth);
   for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {

@@ -26,8 +26,9 @@ struct DepthwiseJob {
   std::uint32_t threads;
   std::int32_t first_unit;  // of the H axis: that of output row 0
   bool lanes_are_channels;
-  std::int32_t lanes;  // that share out the columns of a kernel, four each: a power of two
-  bool vectors;        // runs of outputs start at multiples of their size
+  std::int32_t tiles_of_run;  // tiles of rows that a thread takes one after the other
+  std::int32_t lanes;         // that share out the columns of a kernel, four each: a power of two
+  bool vectors;               // runs of outputs start at multiples of their size
   Activation activation;
   float slope;
 };
@@ -53,6 +54,11 @@ UPFOLD_DEVICE std::int32_t weight_offset(const DepthwiseJob& job, std::int32_t c
   std::uint32_t ic = std::uint32_t(channel);
   const std::int32_t oc = std::int32_t(take(job.multiplier, ic));
   return std::int32_t(ic) * job.w.n + oc * job.w.c;
+}
+
+// The plane of x that an output channel reads.
+UPFOLD_DEVICE std::int32_t plane_offset(const DepthwiseJob& job, const DepthwisePlace& at) {
+  return at.sample * job.x.n + std::int32_t(divide(job.multiplier, std::uint32_t(at.channel))) * job.x.c;
 }
 
 // kCount neighbours of which bit i of the mask says whether number i is there; the others are 0.

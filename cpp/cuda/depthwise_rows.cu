@@ -49,6 +49,23 @@ UPFOLD_DEVICE void store_run(Value* y, std::int32_t offset, std::int32_t count, 
   }
 }
 
+// Where the runs of a thread lie: rows of y, and outputs that are left of them.
+struct TileRows {
+  std::int32_t first, step, left;
+};
+
+// Lanes exchange runs, so that `y` is the same for all of them and `to` is not.
+template <typename Value, int kV, int kCount>
+UPFOLD_DEVICE void store_tile(const DepthwiseJob& job, Value* y, std::int32_t to, const TileRows& rows,
+                              const float (&sums)[kCount], std::uint32_t* staged) {
+#pragma unroll
+  for (int i = 0; i < kCount / kV; ++i) {
+    const std::int32_t oh = rows.first + i * rows.step;
+    store_run<Value, kV>(y, to + oh * job.y.axis[1], inside(oh, job.axis[1].out_count) ? rows.left : 0, sums + i * kV,
+                         job.vectors, staged);
+  }
+}
+
 // Rows of units of a thread, of at most 48 outputs: as many as registers allow beside the rows of x.
 template <int kV, int kSh, int kKh>
 constexpr int kShortUnits = (kKh > 4          ? 16
@@ -68,51 +85,73 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   const bool live = number < job.threads;
   const DepthwisePlace at = depthwise_place(job, live ? number : 0);
-  const std::int32_t unit = job.first_unit + at.tile * kT, row0 = unit - (kMh - 1);
+  std::int32_t unit = job.first_unit + at.tile * job.tiles_of_run * kT;
   const std::int32_t column0 = (at.column * kV + job.axis[2].pad - kR) / kS - (kM - 1);
   const std::uint32_t mask = positions_mask<kColumns>(column0, job.axis[2].in_end);
   const Value* const taps = w + weight_offset(job, at.channel);
-  std::uint32_t ic = std::uint32_t(at.channel);
-  take(job.multiplier, ic);
-  const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c + row0 * job.x.axis[1] + column0);
-  float sums[kT * kSh * kV] = {};
+  const Value* const plane = x + (plane_offset(job, at) + column0);
+  const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
   const AxisTaps<std::int32_t>& d = job.axis[0];
-  DepthTaps depth = depth_taps(job, at.depth);
-  for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
-    if (!inside(depth.source, d.in_end)) continue;
-    float weights[kKh][kK];
+  const DepthTaps nearest = depth_taps(job, at.depth);
+  float weights[kKh][kK];
+  for (std::int32_t tile = 0; tile < job.tiles_of_run; ++tile, unit += kT) {
+    if (!__any_sync(~0u, unit * kSh - job.axis[1].pad < job.axis[1].out_count)) break;  // for the warp: lanes exchange runs
+    const std::int32_t row0 = unit - (kMh - 1);
+    float sums[kT * kSh * kV] = {};
+    for (DepthTaps depth = nearest; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
+      if (!inside(depth.source, d.in_end)) continue;
+      const bool reads = tile == 0 || d.kernel > 1;  // else the taps stay
 #pragma unroll
-    for (int kh = 0; kh < kKh; ++kh)
+      for (int kh = 0; kh < kKh; ++kh)
 #pragma unroll
-      for (int k = 0; k < kK; ++k) {
-        weights[kh][k] = widen(taps[depth.tap * job.w.axis[0] + kh * job.w.axis[1] + k]);
-      }
+        for (int k = 0; k < kK; ++k) {
+          if (!reads) continue;
+          weights[kh][k] = widen(taps[depth.tap * job.w.axis[0] + kh * job.w.axis[1] + k]);
+        }
 #pragma unroll
-    for (int r = 0; r < kT + kMh - 1; ++r) {
-      float row[kColumns];
-      load_row(plane + (depth.source * job.x.axis[0] + r * job.x.axis[1]), inside(row0 + r, job.axis[1].in_end) ? mask : 0, row);
+      for (int r = 0; r < kT + kMh - 1; ++r) {
+        float row[kColumns];
+        load_row(plane + (depth.source * job.x.axis[0] + (row0 + r) * job.x.axis[1]),
+                 inside(row0 + r, job.axis[1].in_end) ? mask : 0, row);
 #pragma unroll
-      for (int i = 0; i < kMh * kSh * kV * kM; ++i) {
-        const int m = i % kM, j = i / kM % kV, kh = i / (kM * kV), t = r - (kMh - 1) + kh / kSh;
-        const int k = (kR + j) % kS + m * kS;
-        if (t < 0 || t >= kT || kh >= kKh || k >= kK) continue;
-        add_product(sums[(t * kSh + kh % kSh) * kV + j], row[(kR + j) / kS - m + kM - 1], weights[kh][k]);
+        for (int i = 0; i < kMh * kSh * kV * kM; ++i) {
+          const int m = i % kM, j = i / kM % kV, kh = i / (kM * kV), t = r - (kMh - 1) + kh / kSh;
+          const int k = (kR + j) % kS + m * kS;
+          if (t < 0 || t >= kT || kh >= kKh || k >= kK) continue;
+          add_product(sums[(t * kSh + kh % kSh) * kV + j], row[(kR + j) / kS - m + kM - 1], weights[kh][k]);
+        }
       }
     }
-  }
-  finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
-  const std::int32_t first = at.column * kV, left = job.axis[2].out_count - first;
-  const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
-#pragma unroll
-  for (int i = 0; i < kT * kSh; ++i) {
-    const std::int32_t oh = unit * kSh + i - job.axis[1].pad;
-    store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + i * kV,
-                         job.vectors, staged[threadIdx.x / 32]);
+    finish_all(job, shift, sums);
+    const std::int32_t first = at.column * kV, left = job.axis[2].out_count - first;
+    const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
+    store_tile<Value, kV>(job, y, to, {unit * kSh - job.axis[1].pad, 1, live ? left : 0}, sums, staged[threadIdx.x / 32]);
   }
 }
 
 template <int kV>
 constexpr int kWideUnits = 32 / kV;  // rows of a thread, a stride apart
+
+// A run of the W axis: the phase of its first output, how many lie in the same unit, and the columns of x that those and the
+// others read, with masks of what is inside.
+struct WideColumns {
+  std::int32_t phase, split, columns[2];
+  std::uint32_t masks[2];
+};
+
+template <int kV, int kM, int kSplit>
+UPFOLD_DEVICE WideColumns wide_columns(const DepthwiseJob& job, std::int32_t first) {
+  const std::int32_t stride = job.axis[2].stride;
+  std::uint32_t unit = std::uint32_t(first + job.axis[2].pad);
+  WideColumns run;
+  run.phase = std::int32_t(take(job.stride_w, unit));
+  run.split = kSplit > 0 ? kSplit : kSplit == 0 || stride - run.phase > kV ? kV : stride - run.phase;
+  run.columns[0] = std::int32_t(unit) - (kM - 1);
+  run.columns[1] = run.columns[0] + (run.phase + run.split >= stride ? 1 : 0);
+  run.masks[0] = positions_mask<kM>(run.columns[0], job.axis[2].in_end);
+  run.masks[1] = kSplit == 0 ? 0 : positions_mask<kM>(run.columns[1], job.axis[2].in_end);
+  return run;
+}
 
 // kMh and kM: kernels of the H and W axes in strides. The outputs of a run lie in one unit (kSplit 0), or those from number
 // kSplit on may lie in the next one; kSplit -1: from a number on that each run has of its own.
@@ -127,57 +166,52 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
   const DepthwisePlace at = depthwise_place(job, live ? number : 0);
   const std::int32_t stride_h = job.axis[1].stride, stride_w = job.axis[2].stride;
   // The first row: its phase and, before the taps, its source.
-  const std::int32_t first_row = at.tile * kT * stride_h + at.phase, shifted = first_row + job.axis[1].pad;
-  const std::int32_t unit = shifted / stride_h, tap_row = shifted - unit * stride_h, row0 = unit - (kMh - 1);
+  std::int32_t first_row = at.tile * job.tiles_of_run * kT * stride_h + at.phase;
+  const std::int32_t shifted = first_row + job.axis[1].pad;
+  const std::int32_t unit = shifted / stride_h, tap_row = shifted - unit * stride_h;
+  std::int32_t row0 = unit - (kMh - 1);
   const std::int32_t first = at.column * kV;
-  std::uint32_t unit_a = std::uint32_t(first + job.axis[2].pad);
-  const std::int32_t phase_a = std::int32_t(take(job.stride_w, unit_a));
-  const std::int32_t split = kSplit > 0 ? kSplit : kSplit == 0 || stride_w - phase_a > kV ? kV : stride_w - phase_a;
-  const std::int32_t unit_b = std::int32_t(unit_a) + (phase_a + split >= stride_w ? 1 : 0);
-  const std::int32_t columns[2] = {std::int32_t(unit_a) - (kM - 1), unit_b - (kM - 1)};
-  const std::uint32_t masks[2] = {positions_mask<kM>(columns[0], job.axis[2].in_end),
-                                  kSplit == 0 ? 0 : positions_mask<kM>(columns[1], job.axis[2].in_end)};
-  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + phase_a);
-  std::uint32_t ic = std::uint32_t(at.channel);
-  take(job.multiplier, ic);
-  const Value* const plane = x + (at.sample * job.x.n + std::int32_t(ic) * job.x.c + row0 * job.x.axis[1]);
-  float sums[kT * kV] = {};
+  const WideColumns run = wide_columns<kV, kM, kSplit>(job, first);
+  const Value* const taps = w + (weight_offset(job, at.channel) + tap_row * job.w.axis[1] + run.phase);
+  const Value* const plane = x + plane_offset(job, at);
+  const float shift = bias == nullptr ? 0.0f : widen(bias[at.channel]);
   const AxisTaps<std::int32_t>& d = job.axis[0];
-  DepthTaps depth = depth_taps(job, at.depth);
-  for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
-    if (!inside(depth.source, d.in_end)) continue;
-    float weights[kMh][kM][kV];
+  const DepthTaps nearest = depth_taps(job, at.depth);
+  float weights[kMh][kM][kV];
+  for (std::int32_t tile = 0; tile < job.tiles_of_run; ++tile, row0 += kT, first_row += kT * stride_h) {
+    if (!__any_sync(~0u, first_row < job.axis[1].out_count)) break;  // for the warp: lanes exchange runs
+    float sums[kT * kV] = {};
+    for (DepthTaps depth = nearest; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
+      if (!inside(depth.source, d.in_end)) continue;
+      const bool reads = tile == 0 || d.kernel > 1;  // else the taps stay
 #pragma unroll
-    for (int i = 0; i < kMh * kM; ++i) {
-      const Value* const from = taps + (depth.tap * job.w.axis[0] + i / kM * stride_h * job.w.axis[1] + i % kM * stride_w);
-      const Value* const next = from - (phase_a + split >= stride_w ? stride_w : 0);
+      for (int i = 0; i < kMh * kM; ++i) {
+        if (!reads) continue;
+        const Value* const from = taps + (depth.tap * job.w.axis[0] + i / kM * stride_h * job.w.axis[1] + i % kM * stride_w);
+        const Value* const next = from - (run.phase + run.split >= stride_w ? stride_w : 0);
 #pragma unroll
-      for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen((kSplit == 0 || j < split ? from : next)[j]);
-    }
+        for (int j = 0; j < kV; ++j) weights[i / kM][i % kM][j] = widen((kSplit == 0 || j < run.split ? from : next)[j]);
+      }
 #pragma unroll
-    for (int r = 0; r < kT + kMh - 1; ++r) {
-      const Value* const from = plane + (depth.source * job.x.axis[0] + r * job.x.axis[1]);
-      const bool there = inside(row0 + r, job.axis[1].in_end);
-      float row[2][kM];
-      load_row(from + columns[0], there ? masks[0] : 0, row[0]);
-      if (kSplit != 0) load_row(from + columns[1], there ? masks[1] : 0, row[1]);
+      for (int r = 0; r < kT + kMh - 1; ++r) {
+        const Value* const from = plane + (depth.source * job.x.axis[0] + (row0 + r) * job.x.axis[1]);
+        const bool there = inside(row0 + r, job.axis[1].in_end);
+        float row[2][kM];
+        load_row(from + run.columns[0], there ? run.masks[0] : 0, row[0]);
+        if (kSplit != 0) load_row(from + run.columns[1], there ? run.masks[1] : 0, row[1]);
 #pragma unroll
-      for (int i = 0; i < kMh * kV * kM; ++i) {
-        const int m = i % kM, j = i / kM % kV, mh = i / (kM * kV), t = r - (kMh - 1) + mh;
-        if (t < 0 || t >= kT) continue;
-        const bool next = kSplit == 0 ? false : kSplit > 0 ? j >= kSplit : j >= split;
-        add_product(sums[t * kV + j], next ? row[1][kM - 1 - m] : row[0][kM - 1 - m], weights[mh][m][j]);
+        for (int i = 0; i < kMh * kV * kM; ++i) {
+          const int m = i % kM, j = i / kM % kV, mh = i / (kM * kV), t = r - (kMh - 1) + mh;
+          if (t < 0 || t >= kT) continue;
+          const bool next = kSplit == 0 ? false : kSplit > 0 ? j >= kSplit : j >= run.split;
+          add_product(sums[t * kV + j], next ? row[1][kM - 1 - m] : row[0][kM - 1 - m], weights[mh][m][j]);
+        }
       }
     }
-  }
-  finish_all(job, bias == nullptr ? 0.0f : widen(bias[at.channel]), sums);
-  const std::int32_t left = job.axis[2].out_count - first;
-  const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
-#pragma unroll
-  for (int t = 0; t < kT; ++t) {
-    const std::int32_t oh = first_row + t * stride_h;
-    store_run<Value, kV>(y, to + oh * job.y.axis[1], live && inside(oh, job.axis[1].out_count) ? left : 0, sums + t * kV,
-                         job.vectors, staged[threadIdx.x / 32]);
+    finish_all(job, shift, sums);
+    const std::int32_t left = job.axis[2].out_count - first;
+    const std::int32_t to = at.sample * job.y.n + at.channel * job.y.c + at.depth * job.y.axis[0] + first;
+    store_tile<Value, kV>(job, y, to, {first_row, stride_h, live ? left : 0}, sums, staged[threadIdx.x / 32]);
   }
 }
 
@@ -257,6 +291,9 @@ Wide wide_of(const Problem& p) {
   return {run, kernel_h, kernel_w, half ? run / 2 : -1};
 }
 
+constexpr std::int64_t kBusyBlocks = 4 * 264;  // from which an H200 is busy
+constexpr std::int64_t kMostTiles = 4;         // of a thread, which reads its taps once for all of them
+
 // Threads own `units` units of rows of all phases of the H axis, or rows of one phase.
 DepthwiseJob rows_job(const Problem& p, int run, int units, bool all_phases) {
   DepthwiseJob job = depthwise_job(p);
@@ -264,7 +301,11 @@ DepthwiseJob rows_job(const Problem& p, int run, int units, bool all_phases) {
   const std::int64_t all = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_unit + 1, each = ceil_div(p.out_h, p.stride_h);
   job.columns = make_divisor(ceil_div(p.out_w, run));
   job.phases = make_divisor(all_phases ? 1 : std::min(p.stride_h, p.out_h));
-  job.tiles = make_divisor(ceil_div(all_phases ? all : each, units)), job.depth = make_divisor(p.out_d);
+  const std::int64_t tiles = ceil_div(all_phases ? all : each, units);
+  job.tiles = make_divisor(tiles), job.depth = make_divisor(p.out_d);
+  const std::int64_t busy = depthwise_threads(job, p.batch) / (kBusyBlocks * kDepthwiseThreads);
+  job.tiles_of_run = std::int32_t(std::max<std::int64_t>(1, std::min<std::int64_t>(kMostTiles, busy)));
+  job.tiles = make_divisor(ceil_div(tiles, job.tiles_of_run));
   job.threads = std::uint32_t(depthwise_threads(job, p.batch));
   return job;
 }

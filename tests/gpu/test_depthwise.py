@@ -111,3 +111,21 @@ def test_misaligned_results(device, name, dtype):
     for out in (flat[1:-1].view(want.shape), wide[tuple(slice(1, 1 + size) for size in want.shape)]):
         assert_exact(ours((x, w, None), geometry, "depthwise", out=out), want)
     assert int(wide.isnan().sum()) == wide.numel() - want.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", ["dla-depthwise-256@64", "dla-depthwise-64@32-k16"])
+def test_whole_layers(device, name, dtype):
+    """Large enough for threads that take several tiles, and blocks that share sums out: integers, so equal to direct's."""
+    case = cases.find(name)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    x.requires_grad_()
+    w.requires_grad_()
+    results = []
+    for algorithm in ("depthwise", "direct"):
+        y = ours((x, w, b), case.geometry, algorithm)
+        generator = torch.Generator().manual_seed(5)
+        grad = cases.sparse_integers(tuple(y.shape), 0.002, generator).to(device, dtype)
+        results.append((y.detach(), *torch.autograd.grad(y, (x, w), grad)))
+    for got, want in zip(*results):
+        assert torch.equal(got, want)
