@@ -150,6 +150,7 @@ def test_empty_batch(algorithm, case, dtype, device):
     x, w, b = case.tensors(dtype, device, exact=True)
     x = x[:0].requires_grad_()
     w.requires_grad_()
+    skip_if_refused(algorithm, (x, w, b), case.geometry)
     y = ours((x, w, b), case.geometry, algorithm)
     assert tuple(y.shape) == (0, case.out_channels, *case.out_size)
     grad_x, grad_w = torch.autograd.grad(y, (x, w), torch.ones_like(y))

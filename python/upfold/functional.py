@@ -234,12 +234,6 @@ def _check_activation(x: Tensor, activation: ActivationLike) -> Activation:
 
 def _hashable(arguments: Arguments) -> Arguments:
     """The same with tuples for lists, so that launches and geometries can be looked up by it."""
-    try:
-        hash(arguments)
-    except TypeError:
-        pass
-    else:
-        return arguments
     stride, padding, output_padding, groups, dilation = arguments
     return _entries(stride), _entries(padding), _entries(output_padding), groups, _entries(dilation)
 
