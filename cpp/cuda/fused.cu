@@ -63,6 +63,8 @@ void fused(const Launch& launch, const Problem& p, const FusedOperands& operands
   if (config >= kTileCount) return fused_equal(launch, p, operands, config - kTileCount);
   const auto x_address = std::int64_t(reinterpret_cast<std::uintptr_t>(operands.x));
   const FusedPlan plan = plan_fused(p, kTiles[config], shared_memory(launch.device), x_address);
+  require(plan.possible, "x begins at ", x_address % kWordBytes, " bytes behind a multiple of ", kWordBytes,
+          "; no tile holds it");
   if (p.dtype == Dtype::kFloat32) return run_fused<float>(launch, plan, operands, config);
   if (p.dtype == Dtype::kFloat16) return run_fused<__half>(launch, plan, operands, config);
   run_fused<__nv_bfloat16>(launch, plan, operands, config);

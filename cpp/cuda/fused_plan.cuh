@@ -193,6 +193,9 @@ class Planner {
           if (rows * row > kMostPatch) continue;
           const FusedRaw raw = raw_of(rows, row, grain_of(w, 0));
           if (plan_.shared_bytes + input_bytes(raw, rows * row) > limit) continue;
+          // The tile is chosen for an aligned x, and must hold one that begins anywhere: that is copied element by element.
+          const FusedRaw worst = raw_of(rows, row, int(element_));
+          if (plan_.shared_bytes + input_bytes(worst, rows * row) > shared_.of_block - kFixedBytes) continue;
           double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
           for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
           // Copies into shared memory cost by their number, and about as much as the products of as many units.
