@@ -217,15 +217,6 @@ bool make_rows_job(const Problem& p, const ColumnBlock& block, const ColumnStrid
   return true;
 }
 
-template <typename Index>
-AxisTaps<Index> axis_taps(const Axis& a, const Range& in, const Range& out) {
-  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation);
-  const std::int64_t tap_step = a.stride / gcd, in_step = a.dilation / gcd;
-  const std::int64_t inverse = inverse_modulo(in_step, tap_step);
-  return {Index(in.begin), Index(in.end),     Index(out.begin), Index(length(out)), Index(a.kernel), Index(a.stride),
-          Index(a.pad),    Index(a.dilation), Index(gcd),       Index(tap_step),    Index(in_step),  Index(inverse)};
-}
-
 // Every intermediate value of an axis fits: positions, taps, and the product of two residues.
 bool axis_fits(const Axis& a) {
   if (a.stride > 46340 || a.dilation > kLimit32 || a.kernel > kLimit32 || a.pad > kLimit32) return false;

@@ -81,23 +81,6 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE_GENERAL)
 namespace upfold::cuda {
 namespace {
 
-AxisTaps<std::int32_t> axis_taps(const Axis& a) {
-  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation), tap_step = a.stride / gcd, in_step = a.dilation / gcd;
-  const auto small = [](std::int64_t v) { return std::int32_t(v); };
-  return {0,
-          small(a.in),
-          0,
-          small(a.out),
-          small(a.kernel),
-          small(a.stride),
-          small(a.pad),
-          small(a.dilation),
-          small(gcd),
-          small(tap_step),
-          small(in_step),
-          small(inverse_modulo(in_step, tap_step))};
-}
-
 DepthwiseStrides narrow_strides(const Strides& s) {
   return {std::int32_t(s.n), std::int32_t(s.c), {std::int32_t(s.d), std::int32_t(s.h), std::int32_t(s.w)}};
 }
@@ -105,11 +88,6 @@ DepthwiseStrides narrow_strides(const Strides& s) {
 // The largest offset of a tensor.
 std::int64_t reach(const Strides& s, std::int64_t n, std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w) {
   return (n - 1) * s.n + (c - 1) * s.c + (d - 1) * s.d + (h - 1) * s.h + (w - 1) * s.w;
-}
-
-bool axis_fits(const Axis& a) {
-  if (a.stride > 46340 || std::max({a.in, a.out, a.kernel, a.pad, a.dilation}) > kDepthwiseMost) return false;
-  return a.in * a.stride + a.kernel * a.dilation + a.pad + a.out <= kDepthwiseMost;
 }
 
 }  // namespace
@@ -200,7 +178,7 @@ void transposed(const Launch& launch, const Problem& p, const DepthwiseOperands&
 bool stated(const Problem& p) {
   if (p.groups != p.in_channels || element_bytes(p.dtype) > 4) return false;
   for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
-    if (!axis_fits(a)) return false;
+    if (!axis_fits(a, kDepthwiseMost)) return false;
   }
   if (p.batch == 0) return true;
   const std::int64_t most = std::max({reach(p.x, p.batch, p.in_channels, p.in_d, p.in_h, p.in_w),

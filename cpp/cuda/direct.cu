@@ -44,11 +44,6 @@ UPFOLD_DIRECT_TYPES(UPFOLD_INSTANTIATE)
 namespace upfold::cuda {
 namespace {
 
-bool axis_fits(const Axis& a) {
-  if (a.stride > 46340 || std::max({a.in, a.out, a.kernel, a.pad, a.dilation}) > kDirectMost) return false;
-  return a.in * a.stride + a.kernel * a.dilation + a.pad + a.out <= kDirectMost;
-}
-
 CorrelateAxis correlate_axis(const Axis& a, bool transposed) {
   const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation), tap_step = a.stride / gcd, in_step = a.dilation / gcd;
   CorrelateAxis axis{};
@@ -121,7 +116,7 @@ bool correlate_fits(const Problem& p, const Merge& merge) {
   const Axis axes[] = {axis_d(p), axis_h(p), axis_w(p)};
   for (int i = 0; i < 3; ++i) {
     const Axis& a = axes[i];
-    if (!axis_fits(a)) return false;
+    if (!axis_fits(a, kDirectMost)) return false;
     const bool merged = (merge.h && i == 1) || (merge.w && i == 2);
     pixels *= merged ? ceil_div(a.out + a.pad % a.stride, a.stride) : transposed ? ceil_div(a.out, a.stride) : a.in;
     phases *= transposed && !merged ? std::min(a.stride, a.out) : 1;

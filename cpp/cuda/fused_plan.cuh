@@ -36,28 +36,6 @@ Reach reach_of(const Axis& a, std::int64_t set) {
   return reach.low > reach.high ? Reach{0, 0, 0} : reach;
 }
 
-AxisTaps<std::int32_t> taps_of(const Axis& a) {
-  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation), tap_step = a.stride / gcd, in_step = a.dilation / gcd;
-  const auto narrow = [](std::int64_t v) { return std::int32_t(v); };
-  return {0,
-          narrow(a.in),
-          0,
-          narrow(a.out),
-          narrow(a.kernel),
-          narrow(a.stride),
-          narrow(a.pad),
-          narrow(a.dilation),
-          narrow(gcd),
-          narrow(tap_step),
-          narrow(in_step),
-          narrow(inverse_modulo(in_step, tap_step))};
-}
-
-bool axis_fits(const Axis& a) {
-  if (a.stride > 46340 || std::max({a.in, a.out, a.kernel, a.pad, a.dilation}) > kMost) return false;
-  return a.in * a.stride + a.kernel * a.dilation + a.pad + a.out <= kMost;
-}
-
 int log2_ceil(std::int64_t v) {
   int log = 0;
   while ((std::int64_t(1) << log) < v) ++log;
@@ -87,10 +65,10 @@ class Planner {
     std::int64_t box = 1, slots = 1, set_count = 1;
     Divisor* const set_divisors[3] = {&job.sets_d, &job.sets_h, &job.sets_w};
     for (int i = 0; i < 3; ++i) {
-      if (!axis_fits(axes_[i])) return false;
+      if (!axis_fits(axes_[i], kMost)) return false;
       const Reach reach = reach_of(axes_[i], sets[i]);
       FusedAxis& axis = job.axis[i];
-      axis.taps = taps_of(axes_[i]);
+      axis.taps = axis_taps(axes_[i]);
       axis.in = std::int32_t(axes_[i].in), axis.out = std::int32_t(axes_[i].out);
       axis.low = std::int32_t(reach.low), axis.extent = std::int32_t(reach.high - reach.low + 1);
       axis.units = make_divisor(ceil_div(axes_[i].out, axes_[i].stride));

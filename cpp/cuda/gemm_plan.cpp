@@ -7,12 +7,11 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;  // bytes, of every part of the workspace
 constexpr std::int64_t kRowMultiple = 8;  // elements, of the distance of column rows: 16 bytes for every type
-constexpr std::int64_t kSmallMap = 256;   // pixels of a sample below which samples are joined into one product
 // TF32 products want operands whose summed index is the fastest: below this depth a copy of x to that layout does not pay.
 constexpr std::int64_t kLeastDepth = 64;
-// What decides whether a copy of the weight to that layout pays, measured on an H200: from the first depth on it saves a quarter
-// of the product, from the second on large products gain.
-constexpr std::int64_t kDeep = 256, kHalfDeep = 64;
+// What decides whether a copy of the weight to that layout pays, measured on an H200: from kDeepProduct on it saves a quarter of
+// the product, from this depth on large products gain.
+constexpr std::int64_t kHalfDeep = 64;
 constexpr double kLargeProduct = 80e-6, kWorthwhile = 0.15;     // seconds; share of the product
 constexpr double kFlops = 200e12, kBytes = 3.5e12;              // of a product as it is
 constexpr double kCopyStart = 2.5e-6, kCopyBytes = 2.5e12 / 2;  // of the copy, which reads and writes
@@ -25,7 +24,8 @@ constexpr std::int64_t kLeastRows = 8;           // fewer recompute too much hal
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
 
-constexpr std::int64_t kMostOuter = std::int64_t(1) << 30;  // positions and blocks of the outer product
+constexpr std::int64_t kMostOuter = std::int64_t(1) << 30;  // positions and blocks of the outer product, elements of windows
+constexpr std::int64_t kNever = std::int64_t(1) << 60;      // bytes beyond every cap
 
 struct Axes {
   Axis axis[3];
@@ -140,7 +140,7 @@ class Planner {
     const double flops = 2.0 * pixels * double(p_.in_channels) * double(rows);
     const double bytes = 4.0 * pixels * double(p_.in_channels + rows * p_.groups);
     const double product = std::max(flops / kFlops, bytes / kBytes), copy = kCopyStart + weight / kCopyBytes;
-    return copy < kWorthwhile * product && (depth >= kDeep || (depth >= kHalfDeep && product > kLargeProduct));
+    return copy < kWorthwhile * product && (depth >= kDeepProduct || (depth >= kHalfDeep && product > kLargeProduct));
   }
 
   // Tensor cores want rows of x that begin at multiples of 16 bytes.
@@ -190,7 +190,6 @@ class Planner {
   }
 
   bool whole(const Blocking& b) const { return b.rows >= positions_; }
-
   // For windows: the weight and x go through the workspace, and what a gradient sums is staged.
   void lay_out_windows(const Blocking& b, GemmPlan& plan) const {
     const Window& window = plan.window;
@@ -200,11 +199,13 @@ class Planner {
     plan.flat = plan.copy_x = true;
     plan.weight_at = plan.cublas_bytes;
     plan.x_at = plan.weight_at + (has_weight ? aligned(window_weight_elements(window) * size) : 0);
-    plan.columns_at = plan.x_at + (has_x ? aligned(window_pixel_elements(window, joined * window.residues) * size) : 0);
+    const std::int64_t pixels = has_x ? window_pixel_elements(window, joined * window.residues) : 0;
+    plan.columns_at = plan.x_at + aligned(pixels * size);
     plan.stage_at = plan.columns_at + aligned(p_.out_channels * kernel_taps(p_) * joined * element_bytes(plan.column_dtype));
     plan.total_bytes = plan.stage_at;
     if (!has_x) plan.total_bytes += aligned(p_.in_channels * window.taps * joined * sum_size);
     if (!has_weight) plan.total_bytes += aligned(window_weight_elements(window) * sum_size);
+    if (pixels >= kMostOuter) plan.total_bytes = kNever;  // more than the copies count
   }
 
   // What depends on the blocking: how x is read or written, and the sizes of the parts.

@@ -11,6 +11,10 @@
 
 namespace upfold::cuda {
 
+// What decides how operands are laid out: pixels of a sample below which samples are joined into one product, and input channels
+// from which a TF32 product gains by a copy of the weight with the summed index in front.
+constexpr std::int64_t kSmallMap = 256, kDeepProduct = 256;
+
 inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
 

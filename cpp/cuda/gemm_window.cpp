@@ -1,7 +1,7 @@
-#include "gemm_window.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "gemm_plan.h"
 
 namespace upfold::cuda {
 namespace {
@@ -12,13 +12,10 @@ constexpr double kLaunch = 2.5e-6, kCopyBytes = 2.6e12, kColumnBytes = 3.4e12;
 constexpr double kTf32 = 140e12, kHalfDeepTf32 = 230e12, kDeepTf32 = 300e12, kNarrow = 550e12, kIeee = 45e12, kDeepIeee = 33e12;
 constexpr double kAnother = 8e-6;  // seconds lost where a product is cut in two
 
-constexpr std::int64_t kDeep = 256, kSmallMap = 256;  // channels and pixels, as in gemm_plan.cpp
-constexpr double kLargeProduct = 8e9;                 // operations
+constexpr double kLargeProduct = 8e9;  // operations
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of every count that the copies divide
 constexpr std::int64_t kMostPhases = 32;               // of the reduced problem, above which col2im is slow
-
-bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 
 // What a problem moves, in bytes, and its products.
 struct Work {
@@ -43,7 +40,7 @@ double plain_seconds(const Problem& p, bool tf32) {
   if (p.op != Operator::kConvTranspose || !tf32)
     return seconds(work, is_narrow(p.dtype) ? kNarrow : tf32 ? kDeepTf32 : kIeee, work.x + work.w);
   // The plan lays x out where maps are small, or the weight where the product is deep and large.
-  const bool small = in_pixels(p) < kSmallMap && p.batch > 1, deep = p.in_channels >= kDeep && work.flops > kLargeProduct;
+  const bool small = in_pixels(p) < kSmallMap && p.batch > 1, deep = p.in_channels >= kDeepProduct && work.flops > kLargeProduct;
   const double copy = small || deep ? kLaunch + 2.0 * (small ? work.x : work.w) / kCopyBytes : 0.0;
   return copy + seconds(work, small || deep ? kHalfDeepTf32 : kTf32, work.x + work.w);
 }
@@ -59,10 +56,10 @@ double window_seconds(const Problem& p, const Window& window, bool tf32) {
   return 2.0 * kLaunch + again + (work.x + x + 2.0 * work.w) / kCopyBytes + seconds(work, rate, x + work.w);
 }
 
-// Windows for a number of residues; none where a size is too large.
-Window lay_out(const Problem& p, std::int64_t residues) {
+// Windows laid out apart or as residues; none where a size is too large.
+Window lay_out(const Problem& p, bool apart) {
   Window window;
-  window.taps = ceil_div(p.kernel_w, p.stride_w), window.residues = residues == 1 ? 1 : window.taps;
+  window.taps = ceil_div(p.kernel_w, p.stride_w), window.residues = apart ? 1 : window.taps;
   window.full = p.kernel_w - (window.taps - 1) * p.stride_w;
   const std::int64_t multiple = std::max<std::int64_t>(16 / element_bytes(p.dtype), 1);
   window.channels = ceil_div(p.in_channels, multiple) * multiple;
@@ -74,6 +71,7 @@ Window lay_out(const Problem& p, std::int64_t residues) {
   const std::int64_t lines = p.batch * p.in_d * p.in_h, rows = p.out_channels * p.kernel_d * p.kernel_h;
   if (window.reduced.stride_w > kMostPhases || lines >= kMost / (window.pitch * window.taps)) return {};
   if (p.in_channels >= kMost || rows >= kMost / (p.kernel_w + p.stride_w)) return {};
+  if (window_weight_elements(window) >= kMost) return {};
   return window;
 }
 
@@ -87,7 +85,7 @@ Window window_of(const Problem& p, const GemmOptions& options) {
   if (p.op == Operator::kConv && p.kernel_w % p.stride_w != 0) return {};
   if (p.groups != 1 || p.dilation_w != 1 || p.kernel_w <= p.stride_w || p.batch == 0) return {};
   const bool tf32 = options.allow_tf32 && p.dtype == Dtype::kFloat32;
-  const Window apart = lay_out(p, 1), residues = p.op == Operator::kConvTranspose ? lay_out(p, 2) : apart;
+  const Window apart = lay_out(p, true), residues = p.op == Operator::kConvTranspose ? lay_out(p, false) : apart;
   if (options.form == GemmForm::kWindows) return apart;
   if (options.form == GemmForm::kResidues) return residues;
   const auto time = [&](const Window& window) { return window.taps > 0 ? window_seconds(p, window, tf32) : HUGE_VAL; };

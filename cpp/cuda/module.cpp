@@ -19,6 +19,7 @@ using upfold::Problem;
 using upfold::cuda::GemmCall;
 using upfold::cuda::GemmForm;
 using upfold::cuda::GemmOptions;
+using upfold::cuda::Launch;
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
@@ -55,41 +56,20 @@ void gemm(const GemmCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr
 }
 
 // What the calls of one plan have in common, so that a call converts addresses and nothing else.
-struct DirectCall {
+template <typename Operands, void (*kRun)(const Launch&, const Problem&, const Operands&, int)>
+struct BoundCall {
   Problem problem;
   int config, device;
 
   void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
                std::uintptr_t stream) const {
     const py::gil_scoped_release release;
-    upfold::cuda::direct({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
-                         config);
+    kRun({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, config);
   }
 };
-
-struct DepthwiseCall {
-  Problem problem;
-  int config, device;
-
-  void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
-               std::uintptr_t stream) const {
-    const py::gil_scoped_release release;
-    upfold::cuda::depthwise({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
-                            config);
-  }
-};
-
-struct FusedCall {
-  Problem problem;
-  int config, device;
-
-  void enqueue(std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
-               std::uintptr_t stream) const {
-    const py::gil_scoped_release release;
-    upfold::cuda::fused({device, stream}, problem, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)},
-                        config);
-  }
-};
+using DirectCall = BoundCall<upfold::cuda::DirectOperands, upfold::cuda::direct>;
+using DepthwiseCall = BoundCall<upfold::cuda::DepthwiseOperands, upfold::cuda::depthwise>;
+using FusedCall = BoundCall<upfold::cuda::FusedOperands, upfold::cuda::fused>;
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor) of each tile choice.
 py::list fused_tiles() {

@@ -4,6 +4,7 @@
 // divide the phase (o + pad) mod stride, and then k = (phase / g) * inverse (mod stride / g), with inverse = (dilation / g)^-1.
 #pragma once
 
+#include "../columns.h"
 #include "../problem.h"
 
 namespace upfold::cuda {
@@ -42,6 +43,26 @@ inline std::int64_t inverse_modulo(std::int64_t a, std::int64_t m) {
     r0 = r1, r1 = r2, t0 = t1, t1 = t2;
   }
   return m == 1 ? 0 : (t0 < 0 ? t0 + m : t0);
+}
+
+template <typename Index>
+AxisTaps<Index> axis_taps(const Axis& a, const Range& in, const Range& out) {
+  const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation);
+  const std::int64_t tap_step = a.stride / gcd, in_step = a.dilation / gcd;
+  const std::int64_t inverse = inverse_modulo(in_step, tap_step);
+  return {Index(in.begin), Index(in.end),     Index(out.begin), Index(length(out)), Index(a.kernel), Index(a.stride),
+          Index(a.pad),    Index(a.dilation), Index(gcd),       Index(tap_step),    Index(in_step),  Index(inverse)};
+}
+// The same of the whole axis, for one that fits below.
+inline AxisTaps<std::int32_t> axis_taps(const Axis& a) { return axis_taps<std::int32_t>(a, {0, a.in}, {0, a.out}); }
+
+// Whether every intermediate value of an axis is at most `most`, which is below 2^31: positions, taps, and the product of two
+// residues.
+inline bool axis_fits(const Axis& a, std::int64_t most) {
+  for (const std::int64_t size : {a.in, a.out, a.kernel, a.pad, a.dilation}) {
+    if (size > most) return false;
+  }
+  return a.stride <= 46340 && a.in * a.stride + a.kernel * a.dilation + a.pad + a.out <= most;
 }
 #endif
 

@@ -138,7 +138,7 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
     text = "suites, as the file calls them (default: all without a gradient)"
     command.add_argument("--suite", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--layer", nargs="+", default=[], metavar="NAME", help="layers (default: all of the suites)")
-    text = "methods (default: gemm, direct, fused, torch and torch channels_last)"
+    text = "methods (default: gemm, direct, depthwise, fused, torch and torch channels_last)"
     command.add_argument("--method", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--chart", metavar="FILE", help="draw them (.png, .svg or .pdf); without it a Markdown table is printed")
 

@@ -14,7 +14,7 @@ from .modes import FORWARD
 from .timing import geometric_mean
 
 # Those that a reader compares first, of which a chart shows what was timed.
-METHODS = ("gemm", "direct", "fused", TORCH, TORCH_CHANNELS_LAST)
+METHODS = ("gemm", "direct", "depthwise", "fused", TORCH, TORCH_CHANNELS_LAST)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,10 @@ def gemm_configs(problem: Problem, atomic: bool = False) -> Sequence[int]:
     0: blocks as large as the cap allows; 1: blocks that stay in the second-level cache; 2 to 4: as 0, but the product always
     makes a column for every tap, or runs over windows of x, apart or as residues (`cpp/cuda/gemm_window.h`); 0 chooses.
     """
-    windows = not atomic and problem.kernel_size[2] > problem.stride[2]
-    return (0, 1, 2, 3, 4) if windows else (0, 1)
+    spans = problem.kernel_size[2] > problem.stride[2] and problem.dilation[2] == 1 and problem.groups == 1
+    if atomic or not spans:
+        return (0, 1)
+    return (0, 1, 2, 3, 4) if problem.operator is Operator.CONV_TRANSPOSE else (0, 1, 2, 3)
 
 
 def gemm_workspace_bytes(problem: Problem, device: torch.device, config: int, atomic: bool = False) -> int:
