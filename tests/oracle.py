@@ -27,8 +27,8 @@ LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**2
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
 # depthwise takes one input channel in each group, on a GPU only; the others take every layer.
 GENERAL_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "depthwise")
-# fused has no gradients of its own, runs on a GPU only, and is there for those who ask for it (UPFOLD_EXPERIMENTAL=fused).
-FORWARD_ALGORITHMS = (*ALGORITHMS, *(name for name in upfold.algorithms() if name == "fused"))
+# fused has no gradients of its own, and runs on a GPU only.
+FORWARD_ALGORITHMS = (*ALGORITHMS, "fused")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

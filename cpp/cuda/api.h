@@ -34,6 +34,9 @@ inline std::int64_t sum_bytes(Dtype dtype) { return element_bytes(dtype) < 4 ? 4
 struct Launch {
   std::int32_t device;
   std::uintptr_t stream;
+  // Whether a kernel may start while the one before it on the stream ends, where the device can: it then waits for that one itself
+  // (values.cuh, await_previous), which kernels of col2im do.
+  bool overlaps = false;
 };
 
 // y[n, oc, out] = activation(sum of the columns that reach it + bias[oc]), in gather form: each output has one writer and sums
@@ -149,9 +152,11 @@ struct FusedOperands {
 };
 // Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
 // one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
-// has output channels times taps.
+// has output channels times taps. Tiles of warpgroups (compute capability 9.0 alone) also name the products of one row of units,
+// the groups of 8 units of each, and the buffers of their weights; elsewhere these are 0.
 struct FusedTileSize {
   int channels, phases_h, phases_w, units, vectors, threads, blocks;
+  int products, product_groups, stages;
 };
 std::vector<FusedTileSize> fused_tiles();
 // Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to

@@ -39,7 +39,7 @@ UPFOLD_DEVICE void store_run(Value* y, std::int32_t offset, std::int32_t count, 
   }
   const std::int32_t lane = std::int32_t(threadIdx.x % 32);
   __syncwarp();  // everyone has left the runs before
-  store_words<kRunWords<Value, kV> * 4>(staged + lane * kRunWords<Value, kV>, words);
+  stage_words<kRunWords<Value, kV> * 4>(staged + lane * kRunWords<Value, kV>, words);
   __syncwarp();  // the runs are complete
 #pragma unroll
   for (int j = 0; j < kV; ++j) {

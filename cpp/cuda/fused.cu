@@ -16,16 +16,28 @@ namespace upfold::cuda {
 // Compiled in sources of their own.
 extern template void run_fused<__half>(const Launch&, const FusedPlan&, const FusedOperands&, int);
 extern template void run_fused<__nv_bfloat16>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_warpgroups<float>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_warpgroups<__half>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_warpgroups<__nv_bfloat16>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template bool has_warpgroups<float>();
 
 namespace {
 
 template <typename Tile>
 constexpr FusedTileSize size_of() {
-  return {Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks};
+  FusedTileSize size{Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks};
+  if constexpr (kOfWarpgroups<Tile>) {
+    size.threads = Tile::kBlockThreads, size.products = Tile::kInsts, size.product_groups = Tile::kInstN8;
+    size.stages = Tile::kStages;
+  }
+  return size;
 }
 constexpr FusedTileSize kTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) size_of<FusedTile<__VA_ARGS__>>(),
     UPFOLD_FUSED_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) size_of<WarpgroupTile<__VA_ARGS__>>(),
+    UPFOLD_WARPGROUP_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
@@ -35,6 +47,16 @@ bool has_tensor_cores(int device) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
   return major >= 8;
+}
+
+// Whether a tile's kernel is there: warpgroups are of compute capability 9.0 alone, and must have been compiled for it.
+bool is_compiled(int device, int config) {
+  if (config < kFirstWarpgroupTile) return true;
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  if (major != 9) return false;
+  const DeviceScope scope(device);
+  return has_warpgroups<float>();
 }
 
 }  // namespace
@@ -49,7 +71,7 @@ bool fused_fits(int device, const Problem& p, int config) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op != Operator::kConvTranspose || !multiplied || !has_tensor_cores(device)) return false;
   if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
-  return config >= 0 && (p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), 0).possible);
+  return config >= 0 && is_compiled(device, config) && (p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), 0).possible);
 }
 
 std::int64_t fused_workspace_bytes(int device, const Problem& p, int config) {
@@ -65,9 +87,13 @@ void fused(const Launch& launch, const Problem& p, const FusedOperands& operands
   const FusedPlan plan = plan_fused(p, kTiles[config], shared_memory(launch.device), x_address);
   require(plan.possible, "x begins at ", x_address % kWordBytes, " bytes behind a multiple of ", kWordBytes,
           "; no tile holds it");
-  if (p.dtype == Dtype::kFloat32) return run_fused<float>(launch, plan, operands, config);
-  if (p.dtype == Dtype::kFloat16) return run_fused<__half>(launch, plan, operands, config);
-  run_fused<__nv_bfloat16>(launch, plan, operands, config);
+  const bool warpgroups = config >= kFirstWarpgroupTile;
+  const auto run = [&](auto run_tiles, auto run_warpgroup_tiles) {
+    return warpgroups ? run_warpgroup_tiles(launch, plan, operands, config) : run_tiles(launch, plan, operands, config);
+  };
+  if (p.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>);
+  if (p.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>);
+  run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>);
 }
 
 }  // namespace upfold::cuda

@@ -42,6 +42,8 @@ struct FusedJob {
   Divisor oc_tiles, sets_w, sets_h, sets_d;
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
+  std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead
+  std::int32_t group_pitch;  // pixels of the patch from 8 units of a warpgroup product to the next
   bool flat;            // one shift at most: a tile is a run of units of all samples, its patch is its units
   bool dense_y;         // 16 bytes of channels of y are one aligned vector
   bool wide;            // outputs of neighbouring units in all width phases of a set are one aligned vector

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fused_kernel.cuh"
+#include "fused_warpgroup.cuh"
 
 // The tiles: kOc16, kPhasesH, kPhasesW, kWarpsM, kWarpsN, kN8, kVectors, kBlocks.
 #define UPFOLD_FUSED_TILES(DO, Value)  \
@@ -14,20 +15,53 @@
   DO(5, Value, 1, 2, 2, 1, 8, 4, 4, 2) \
   DO(6, Value, 1, 2, 2, 4, 1, 4, 4, 4)
 
+// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, kStages.
+#define UPFOLD_WARPGROUP_TILES(DO, Value) \
+  DO(7, Value, 1, 2, 8, 1, 16, 4)         \
+  DO(8, Value, 1, 2, 4, 1, 16, 4)         \
+  DO(9, Value, 1, 1, 8, 2, 16, 4)         \
+  DO(10, Value, 1, 1, 4, 2, 16, 4)        \
+  DO(11, Value, 2, 2, 8, 1, 8, 4)
+
 #define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
   template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
                                                                        const uint4*, const Value*, Value*, float4*);       \
   template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
                                                                               Value*);                                     \
   template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
-// In namespace upfold::cuda, once for each type.
+#define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                    \
+  template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, std::uint32_t,         \
+                                                                                     const Value*, const ShiftList*,       \
+                                                                                     const uint4*, const Value*, Value*,   \
+                                                                                     float4*);                             \
+  template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*,            \
+                                                                                  const Value*, Value*);                   \
+  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*,   \
+                                                                                uint4*);
+// In namespace upfold::cuda, each once for each type.
 #define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
+#define UPFOLD_INSTANTIATE_WARPGROUPS(Value) UPFOLD_WARPGROUP_TILES(UPFOLD_INSTANTIATE_WARPGROUP, Value)
 
 #ifndef __CUDACC_RTC__
+#include <algorithm>
+
 #include "fused_plan.h"
 #include "launch.cuh"
 
 namespace upfold::cuda {
+
+constexpr int kFirstWarpgroupTile = 7;
+
+inline int multiprocessors(int device) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+template <typename Tile>
+constexpr bool kOfWarpgroups = false;
+template <int... kSizes>
+constexpr bool kOfWarpgroups<WarpgroupTile<kSizes...>> = true;
 
 template <typename Value, typename Tile>
 void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
@@ -44,21 +78,45 @@ void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& 
   const std::int64_t outer = job.y_n | job.y_axis[0] | job.y_axis[1], size = std::int64_t(sizeof(Value));
   job.wide = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && ((outer | job.y_c) * size | address) % kWide == 0;
   job.dense_y = job.y_c == 1 && ((outer | job.y_axis[2] | job.oc) * size | address) % kWordBytes == 0;
-  launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job,
-              static_cast<const Value*>(operands.x), static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed),
-              static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y), partial);
+  const auto x = static_cast<const Value*>(operands.x), bias = static_cast<const Value*>(operands.bias);
+  const auto y = static_cast<Value*>(operands.y);
+  if constexpr (kOfWarpgroups<Tile>) {
+    const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
+    launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes}, job,
+                plan.blocks, x, static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed), bias, y, partial);
+  } else {
+    launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, x,
+                static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed), bias, y, partial);
+  }
   if (job.splits.value == 1) return;
   launch_kernel("fused", fused_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * Tile::kN8, Tile::kThreads,
-                job, static_cast<const float4*>(partial), static_cast<const Value*>(operands.bias),
-                static_cast<Value*>(operands.y));
+                job, static_cast<const float4*>(partial), bias, y);
 }
 
-template <typename Value>
-void run_fused(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands, int config) {
 #define UPFOLD_RUN(index, Value, ...) \
   if (config == index) return run_tile<Value, FusedTile<__VA_ARGS__>>(launch, plan, operands);
+#define UPFOLD_RUN_WARPGROUP(index, Value, ...) \
+  if (config == index) return run_tile<Value, WarpgroupTile<__VA_ARGS__>>(launch, plan, operands);
+// For each type in the source that compiles its kernels.
+template <typename Value>
+void run_fused(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands, int config) {
   UPFOLD_FUSED_TILES(UPFOLD_RUN, Value)
-#undef UPFOLD_RUN
+}
+template <typename Value>
+void run_warpgroups(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands, int config) {
+  UPFOLD_WARPGROUP_TILES(UPFOLD_RUN_WARPGROUP, Value)
+}
+
+// Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.
+template <typename Value>
+bool has_warpgroups() {
+  cudaFuncAttributes attributes;
+#define UPFOLD_FIRST(index, Value, ...) \
+  if (index == kFirstWarpgroupTile)     \
+    check(cudaFuncGetAttributes(&attributes, fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>), "cudaFuncGetAttributes");
+  UPFOLD_WARPGROUP_TILES(UPFOLD_FIRST, Value)
+#undef UPFOLD_FIRST
+  return attributes.sharedSizeBytes > 0;
 }
 
 }  // namespace upfold::cuda

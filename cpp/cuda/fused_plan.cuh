@@ -14,6 +14,8 @@ constexpr std::int64_t kAimBlocks = 132;               // on each of as many mul
 constexpr std::int64_t kLeastSplitChunks = 2;
 constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
+// The same of blocks of warpgroups.
+constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 25 << 10;
 
 // Displacements of the taps of every phase, and the most taps that the phases of one set have together.
 struct Reach {
@@ -91,13 +93,13 @@ class Planner {
     const std::int64_t box = std::int64_t(job.axis[0].extent) * job.axis[1].extent * job.axis[2].extent;
     job.most_slots = std::int32_t(slots);
     std::int64_t shifts = box;
-    const std::int64_t stage_bytes = kWeightStageBytes / tile_.blocks;
+    const std::int64_t stage_bytes = warpgroups() ? kGroupStageBytes * tile_.channels / 64 : kWeightStageBytes / tile_.blocks;
     if (slots * slot_bytes > stage_bytes) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
-    plan_.shared_bytes = int(2 * job.stage_slots * slot_bytes);
+    plan_.shared_bytes = int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes);
     return true;
   }
 
@@ -116,8 +118,19 @@ class Planner {
     return p_.x.c == 1 && steps % vector == 0 && alignment_ % kWordBytes == 0;
   }
 
+  // The same of runs of units of all samples, which are the inputs in order where no input is left out and none is beside them.
+  int grain_of_runs(std::int64_t alignment) const {
+    bool in_order = p_.in_w == 1 || p_.x.w == 1;
+    in_order = in_order && (p_.in_h == 1 || p_.x.h == p_.in_w) && (p_.in_d == 1 || p_.x.d == p_.in_w * p_.in_h);
+    for (const FusedAxis& axis : plan_.job.axis) in_order = in_order && axis.low == 0 && axis.units.value == std::uint32_t(axis.in);
+    const std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.c | in_pixels(p_);
+    const std::int64_t bytes = in_order ? steps * element_ | alignment | kWordBytes : element_;
+    return int(bytes & -bytes);
+  }
+
   // Bytes of the widest aligned copies that make up the rows of every patch whose width is 1 << width_log units.
   int grain_of(int width_log, std::int64_t alignment) const {
+    if (plan_.job.flat) return grain_of_runs(alignment);
     if (p_.in_w > 1 && p_.x.w != 1) return int(element_);
     std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
     if ((std::int64_t(1) << width_log) < plan_.job.axis[2].units.value) steps |= std::int64_t(1) << width_log;
@@ -129,14 +142,13 @@ class Planner {
   FusedRaw raw_of(std::int64_t rows, std::int64_t width, int grain) const {
     FusedRaw raw = {};
     raw.dense = is_dense();
-    const bool flat = plan_.job.flat;
     if (raw.dense) {
       raw.grain = kWordBytes, raw.columns = std::int32_t(rows * width);
       raw.row_columns = make_divisor(width), raw.row_groups = make_divisor(1);
       raw.pitch = std::int32_t(ceil_div(rows * width, 8) * 8 * kWordBytes);
       return raw;
     }
-    raw.grain = flat ? int(element_) : grain;
+    raw.grain = grain;
     const std::int64_t elements = raw.grain / element_, low = plan_.job.axis[2].low;
     raw.skew = std::int32_t(low - floor_div(low, elements) * elements);
     const std::int64_t row_columns = ceil_div(raw.skew + width, elements), span = ceil_div(row_columns * elements, 8) * 8;
@@ -149,11 +161,23 @@ class Planner {
     return raw;
   }
 
+  std::int64_t raw_bytes(const FusedRaw& raw) const {
+    return tile_.vectors * (raw.dense ? 1 : kWordBytes / element_) * std::int64_t(raw.pitch);
+  }
+
   // Shared memory for raw x, its columns, and the patch.
   std::int64_t input_bytes(const FusedRaw& raw, std::int64_t pixels) const {
-    const std::int64_t channels = tile_.vectors * (raw.dense ? 1 : kWordBytes / element_);
-    return raw.columns * std::int64_t(sizeof(RawColumn)) + channels * raw.pitch +
-           tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes;
+    return raw.columns * std::int64_t(sizeof(RawColumn)) + raw_bytes(raw) +
+           (warpgroups() ? 2 : 1) * tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes;
+  }
+
+  bool warpgroups() const { return tile_.products > 0; }
+  std::int64_t fixed_bytes() const { return warpgroups() ? kGroupFixedBytes : kFixedBytes; }
+
+  // Whether the groups of 8 units that one product of a warpgroup reads lie at one distance from each other.
+  bool is_even(int h, int w) const {
+    const int row = log2_ceil(8 * tile_.products), rows = log2_ceil(tile_.product_groups);
+    return !warpgroups() || (w == row && h >= rows) || w >= row + rows;
   }
 
   // Units of a tile on each axis, and samples: the least work that is paid for and not needed.
@@ -161,11 +185,17 @@ class Planner {
     const int all = log2_ceil(tile_.units);
     int most[3];
     for (int i = 0; i < 3; ++i) most[i] = log2_ceil(plan_.job.axis[i].units.value);
+    if (warpgroups()) {  // which has no smaller ones
+      const int row = log2_ceil(8 * tile_.products), rows = log2_ceil(tile_.product_groups);
+      most[2] = std::max(most[2], most[1] > 0 ? row : row + rows);
+      if (most[1] > 0) most[1] = std::max(most[1], rows);
+    }
     double least = 0;
     bool found = false;
     for (int w = 0; w <= std::min(all, most[2]); ++w) {
       for (int h = 0; h <= std::min(all - w, most[1]); ++h) {
         for (int d = 0; d <= std::min(all - w - h, most[0]); ++d) {
+          if (!is_even(h, w)) continue;
           const int logs[4] = {d, h, w, all - w - h - d};
           const std::int64_t rows = rows_of(logs), row = width_of(logs);
           if (rows * row > kMostPatch) continue;
@@ -173,7 +203,7 @@ class Planner {
           if (plan_.shared_bytes + input_bytes(raw, rows * row) > limit) continue;
           // The tile is chosen for an aligned x, and must hold one that begins anywhere: that is copied element by element.
           const FusedRaw worst = raw_of(rows, row, int(element_));
-          if (plan_.shared_bytes + input_bytes(worst, rows * row) > shared_.of_block - kFixedBytes) continue;
+          if (plan_.shared_bytes + input_bytes(worst, rows * row) > shared_.of_block - fixed_bytes()) continue;
           double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
           for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
           // Copies into shared memory cost by their number, and about as much as the products of as many units.
@@ -197,7 +227,7 @@ class Planner {
     if (job.units > kMost) return false;
     int logs[4] = {0, 0, 0, 0};
     // As many blocks of a multiprocessor as the kernel was made for, or else one.
-    const std::int64_t most = shared_.of_block - kFixedBytes, shared = shared_.of_multiprocessor / tile_.blocks - kFixedBytes;
+    const std::int64_t most = shared_.of_block - fixed_bytes(), shared = shared_.of_multiprocessor / tile_.blocks - fixed_bytes();
     if (!job.flat && !choose_tile(std::min(most, shared), logs) && !choose_tile(most, logs)) return false;
     for (int i = 0; i < 3; ++i) {
       FusedAxis& axis = job.axis[i];
@@ -212,9 +242,17 @@ class Planner {
     job.pixel_tiles = make_divisor(tiles);
     const std::int64_t rows = job.flat ? 1 : rows_of(logs), width = job.flat ? tile_.units : width_of(logs);
     job.patch_pixels = std::int32_t(rows * width), job.patch_pitch = std::int32_t(ceil_div(rows * width, 8) * 8);
+    const bool in_rows = !job.flat && warpgroups() && (std::int64_t(1) << logs[2]) == 8 * tile_.products;
+    job.group_pitch = std::int32_t(in_rows ? width : 8 * tile_.products);
     job.raw = raw_of(rows, width, grain_of(logs[2], alignment_));
+    const std::int64_t of_tiles = plan_.shared_bytes;
     plan_.shared_bytes += int(input_bytes(job.raw, rows * width));
-    return true;
+    job.raw_bytes = std::int32_t(raw_bytes(job.raw)), job.raw_buffers = 1;
+    if (warpgroups() && plan_.shared_bytes + job.raw_bytes <= most) {
+      job.raw_buffers = 2, plan_.shared_bytes += job.raw_bytes;
+    }
+    // An x that begins anywhere must fit too.
+    return of_tiles + input_bytes(raw_of(rows, width, int(element_)), rows * width) <= most;
   }
 
   bool counts(std::int64_t set_count) {
@@ -237,7 +275,7 @@ class Planner {
       plan_.workspace_bytes += blocks * job.splits.value * sums * std::int64_t(sizeof(float));
     }
     plan_.blocks = unsigned(blocks * job.splits.value), plan_.pack_blocks = unsigned(fixed * job.chunks * tile_.vectors);
-    return plan_.shared_bytes <= shared_.of_block - kFixedBytes;
+    return plan_.shared_bytes <= shared_.of_block - fixed_bytes();
   }
 
   const Problem& p_;

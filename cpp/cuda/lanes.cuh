@@ -19,9 +19,19 @@ UPFOLD_DEVICE std::uint32_t pair_of(float low, float high) {
 
 UPFOLD_DEVICE std::uint32_t exchange(std::uint32_t word, int lanes) { return __shfl_xor_sync(0xffffffffu, word, lanes); }
 
-// Stores kBytes of `words`, aligned to them.
+// Stores kBytes of `words`, aligned to them, to global memory. As plain assignments the wide stores would be merged with the narrow
+// ones of other branches, and cut like them.
 template <int kBytes>
 UPFOLD_DEVICE void store_words(void* to, const std::uint32_t* words) {
+  if constexpr (kBytes == 2) *static_cast<std::uint16_t*>(to) = std::uint16_t(*words);
+  if constexpr (kBytes == 4) *static_cast<std::uint32_t*>(to) = *words;
+  if constexpr (kBytes == 8) __stwb(static_cast<uint2*>(to), uint2{words[0], words[1]});
+  if constexpr (kBytes == 16) __stwb(static_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
+}
+
+// The same to shared memory.
+template <int kBytes>
+UPFOLD_DEVICE void stage_words(void* to, const std::uint32_t* words) {
   if constexpr (kBytes == 2) *static_cast<std::uint16_t*>(to) = std::uint16_t(*words);
   if constexpr (kBytes == 4) *static_cast<std::uint32_t*>(to) = *words;
   if constexpr (kBytes == 8) *static_cast<uint2*>(to) = {words[0], words[1]};

@@ -91,4 +91,113 @@ UPFOLD_DEVICE void copy_async_wait() {
 #endif
 }
 
+// Of warpgroups: products that read both operands from shared memory, whose layout above is, without a swizzle, what they want.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define UPFOLD_WARPGROUPS 1
+
+// The descriptor of an operand, all in units of 16 bytes: its address, the distance of the vectors of the reduction, and that of
+// groups of eight rows.
+UPFOLD_DEVICE std::uint64_t matrix_descriptor(std::uint32_t at, std::uint32_t vector_pitch, std::uint32_t group_pitch) {
+  return std::uint64_t(group_pitch) << 32 | (vector_pitch << 16 | at);
+}
+
+// Between ordinary accesses to the sums and the first product that adds to them.
+UPFOLD_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+UPFOLD_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most kPending committed groups of products are unfinished.
+template <int kPending>
+UPFOLD_DEVICE void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving accesses to a sum across.
+UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+
+// sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
+// warp's 16 rows as above.
+template <typename Value, int kN8, int kStep, int kFirst>
+struct WarpgroupCore;
+
+#define UPFOLD_SUMS_1(j) \
+  "+f"(s[(j) * kStep + kFirst][0]), "+f"(s[(j) * kStep + kFirst][1]), "+f"(s[(j) * kStep + kFirst][2]), "+f"(s[(j) * kStep + kFirst][3])
+#define UPFOLD_SUMS_4(j) UPFOLD_SUMS_1(j), UPFOLD_SUMS_1(j + 1), UPFOLD_SUMS_1(j + 2), UPFOLD_SUMS_1(j + 3)
+#define UPFOLD_NAMES_32                                                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
+  "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define UPFOLD_NAMES_64                                                                                               \
+  UPFOLD_NAMES_32                                                                                                     \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                          \
+  template <int kStep, int kFirst>                                                                                   \
+  struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                 \
+    static __device__ __forceinline__ void add(float (&s)[kN8_ * kStep][4], std::uint64_t a, std::uint64_t b) {      \
+      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" \
+                   names "}, " descriptors ", adds, 1, 1" turns ";\n}"                                               \
+                   : __VA_ARGS__                                                                                     \
+                   : "l"(a), "l"(b));                                                                                \
+    }                                                                                                                \
+  };
+#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                                    \
+  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0), UPFOLD_SUMS_4(4)) \
+  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0),          \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))
+UPFOLD_WARPGROUP_CORES(__half, "k16", "f32.f16.f16", ", 0, 0")
+UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")
+UPFOLD_WARPGROUP_CORES(float, "k8", "f32.tf32.tf32", "")
+#undef UPFOLD_WARPGROUP_CORES
+#undef UPFOLD_WARPGROUP_CORE
+#undef UPFOLD_NAMES_64
+#undef UPFOLD_NAMES_32
+#undef UPFOLD_SUMS_4
+#undef UPFOLD_SUMS_1
+
+// Barriers in shared memory: a phase ends when `count` threads have arrived and the bytes that they expect are there. A wait for
+// the parity of a phase returns when that phase has ended.
+UPFOLD_DEVICE void barrier_make(std::uint32_t barrier, std::uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Makes new barriers known to asynchronous copies, before the threads of the block meet.
+UPFOLD_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+UPFOLD_DEVICE void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+UPFOLD_DEVICE void barrier_arrive_expecting(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+UPFOLD_DEVICE void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile("{\n.reg .pred ended;\nmbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\nselp.u32 %0, 1, 0, ended;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  }
+}
+
+// `bytes`, a multiple of 16, from global to shared memory; they count for the barrier.
+UPFOLD_DEVICE void copy_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// Between ordinary stores to shared memory and the products of others that read them.
+UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Threads of some warps meet; number 0 is __syncthreads.
+template <int kNumber, int kThreads>
+UPFOLD_DEVICE void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+
+// Registers of a thread, from here on, of all of a warpgroup.
+template <int kRegisters>
+UPFOLD_DEVICE void give_registers_back() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+UPFOLD_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+#endif
+
 }  // namespace upfold::cuda

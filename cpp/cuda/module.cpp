@@ -71,11 +71,12 @@ using DirectCall = BoundCall<upfold::cuda::DirectOperands, upfold::cuda::direct>
 using DepthwiseCall = BoundCall<upfold::cuda::DepthwiseOperands, upfold::cuda::depthwise>;
 using FusedCall = BoundCall<upfold::cuda::FusedOperands, upfold::cuda::fused>;
 
-// (output channels, phases of height, phases of width, units, blocks of a multiprocessor) of each tile choice.
+// (output channels, phases of height, phases of width, units, blocks of a multiprocessor, whether of warpgroups) of each tile
+// choice.
 py::list fused_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
-    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks));
+    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks, t.products > 0));
   return tiles;
 }
 

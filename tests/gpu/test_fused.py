@@ -18,8 +18,6 @@ from upfold.problem import Operator
 reason = missing()
 if reason is not None:
     pytest.skip(reason, allow_module_level=True)
-if "fused" not in REGISTRY:
-    pytest.skip("fused is there with UPFOLD_EXPERIMENTAL=fused", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 FUSED = REGISTRY["fused"]
@@ -67,3 +65,22 @@ def test_gradients_are_left_to_auto(device):
         got = torch.autograd.grad(ours((x, w, b), geometry).sum(), (x, w, b))
     want = torch.autograd.grad(ours((x, w, b), geometry).sum(), (x, w, b))
     assert all(torch.equal(g, v) for g, v in zip(got, want))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", ["pose-256-256@32x24", "seed3-wide-kernel", "pose-2048-256@8x6"])
+def test_every_tile_repeats_its_bits_while_the_device_is_busy(name, dtype, device):
+    """What hands buffers from warp to warp must not depend on their speed, which other work on the device changes."""
+    case = cases.find(name).scaled(2.0)
+    x, w, b = case.tensors(dtype, device, bias=True)
+    problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+    other, stream = torch.randn(2048, 2048, device=device), torch.cuda.Stream(device)
+    for config in FUSED.configs(problem, device):
+        with use_config(config):
+            want = ours((x, w, b), case.geometry, "fused")
+            torch.cuda.synchronize(device)
+            for _ in range(12):
+                with torch.cuda.stream(stream):
+                    other = (other @ other).clamp(-1, 1)
+                assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), config
+            torch.cuda.synchronize(device)

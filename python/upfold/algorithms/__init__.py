@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from .base import Algorithm, Tensors
 from .depthwise import Depthwise
 from .direct import Direct
@@ -13,10 +11,7 @@ from .gemm_atomic import GemmAtomic
 from .torch import Torch
 
 # In the order of their codes in operator schemas, which exported programs carry (dispatch.encode_algorithm).
-_ALL: tuple[Algorithm, ...] = (Gemm(), GemmAtomic(), Direct(), Torch(), Depthwise())
+_ALL: tuple[Algorithm, ...] = (Gemm(), GemmAtomic(), Direct(), Torch(), Depthwise(), Fused())
 REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALL}
-# Exact wherever it was checked, but not yet through every test on a GPU: only for those who ask for it.
-if os.environ.get("UPFOLD_EXPERIMENTAL") == "fused":
-    REGISTRY["fused"] = Fused()
 
 __all__ = ["REGISTRY", "Algorithm", "Tensors"]

@@ -64,7 +64,7 @@ def _configs(problem: Problem, device: int) -> tuple[int, ...]:
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     costs = {}
-    for config, (channels, phases_h, phases_w, units, blocks) in enumerate(module.fused_tiles()):
+    for config, (channels, phases_h, phases_w, units, blocks, warpgroups) in enumerate(module.fused_tiles()):
         if not module.fused_fits(device, problem.cuda, config):
             continue
         if phases_h == 0:  # rows are output channels times taps, units are inputs
@@ -74,7 +74,7 @@ def _configs(problem: Problem, device: int) -> tuple[int, ...]:
             rows, outputs = problem.out_channels_per_group, 1
             for size, stride, of_set in zip(problem.out_size, problem.stride, (1, phases_h, phases_w)):
                 outputs *= -(-size // stride) * -(-min(stride, size) // of_set)
-            phases, factor = phases_h * phases_w, 1.0
+            phases, factor = phases_h * phases_w, 0.3 if warpgroups else 1.0
         tiles = -(-problem.batch * outputs // units) * problem.groups * -(-rows // channels)
         waves = -(-tiles // (blocks * multiprocessors))
         costs[config] = factor * waves * blocks * channels * phases * units

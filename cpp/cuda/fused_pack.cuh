@@ -1,0 +1,88 @@
+// Before and after the fused method's products: the weight laid out as its blocks read it, and the sum of a split reduction.
+#pragma once
+
+#include "fused_load.cuh"
+
+namespace upfold::cuda {
+
+// Of 16 bytes, of one thread's sums.
+template <typename Tile>
+constexpr int kPartialVectors = Tile::kPhases * Tile::kOc16 * Tile::kN8;
+
+// The number of a set among all.
+template <typename Tile>
+UPFOLD_DEVICE std::int32_t number_of_set(const FusedJob& job, const FusedSet& set) {
+  const std::int32_t row = set.d * std::int32_t(job.sets_h.value) + set.h / Tile::kPhasesH;
+  return row * std::int32_t(job.sets_w.value) + set.w / Tile::kPhasesW;
+}
+
+// Where the weight of a block begins, in vectors of 16 bytes.
+template <typename Tile>
+UPFOLD_DEVICE std::int64_t packed_at(const FusedJob& job, const FusedPlace& place, std::int32_t set_number) {
+  const std::int32_t sets = std::int32_t(job.sets_d.value * job.sets_h.value * job.sets_w.value);
+  const std::int64_t tile = (std::int64_t(place.group) * sets + set_number) * job.oc_tiles.value + place.oc_tile;
+  return tile * job.chunks * job.most_slots * (Tile::kVectors * Tile::kChannels);
+}
+
+// Adds the partial sums of a split reduction in the order of its parts; a block stores one unit tile of each of its warps.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads) fused_reduce_kernel(const FusedJob job, const float4* __restrict__ partial,
+                                                                      const Value* __restrict__ bias, Value* __restrict__ y) {
+  const std::int32_t j = std::int32_t(blockIdx.x % Tile::kN8), splits = std::int32_t(job.splits.value);
+  const std::uint32_t first_block = blockIdx.x / Tile::kN8 * std::uint32_t(splits);
+  constexpr std::int64_t kBlockVectors = std::int64_t(kPartialVectors<Tile>) * Tile::kThreads;
+  constexpr int kOwn = Tile::kPhases * Tile::kOc16;
+  const float4* const own = partial + first_block * kBlockVectors + j * kOwn * Tile::kThreads + threadIdx.x;
+  float sums[Tile::kPhases][Tile::kOc16][1][4] = {};
+  for (std::int32_t split = 0; split < splits; ++split) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float4 v = own[split * kBlockVectors + i * Tile::kThreads];
+      float(&sum)[4] = sums[i / Tile::kOc16][i % Tile::kOc16][0];
+      sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+    }
+  }
+  store_tile<Value, Tile, 1>(job, place_of_block<Tile>(job, first_block), {bias, y, nullptr, j}, sums);
+}
+
+// packed[group][set][oc_tile][chunk][slot][vector][channel][16 bytes]; a block lays out one vector of a chunk, of one set and
+// oc_tile. The list of every set is written by its first block.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, const Value* __restrict__ w,
+                                                         ShiftList* __restrict__ lists, uint4* __restrict__ packed) {
+  constexpr int kVector = kVectorOf<Value>;
+  __shared__ ShiftList list;
+  __shared__ std::int32_t tap_of_slot[kMostShifts * Tile::kPhases];
+  std::uint32_t rest = blockIdx.x / Tile::kVectors;
+  const std::int32_t vector = std::int32_t(blockIdx.x) % Tile::kVectors;
+  const std::int32_t chunk = std::int32_t(rest % std::uint32_t(job.chunks));
+  uint4* const own = packed + (std::int64_t(rest) * job.most_slots * Tile::kVectors + vector) * Tile::kChannels;
+  rest /= std::uint32_t(job.chunks);
+  const std::int32_t oc_tile = std::int32_t(take(job.oc_tiles, rest)), set_and_group = std::int32_t(rest);
+  FusedSet set;
+  set.w = std::int32_t(take(job.sets_w, rest)) * Tile::kPhasesW, set.h = std::int32_t(take(job.sets_h, rest)) * Tile::kPhasesH;
+  set.d = std::int32_t(take(job.sets_d, rest));
+  build_list<Tile::kPhasesH, Tile::kPhasesW>(job, set, list, tap_of_slot);
+  const std::int32_t tid = std::int32_t(threadIdx.x), threads = std::int32_t(blockDim.x);
+  if (rest == 0 && chunk == 0 && oc_tile == 0 && vector == 0) {
+    for (std::int32_t i = tid; i < std::int32_t(sizeof(ShiftList) / 16); i += threads) {
+      reinterpret_cast<uint4*>(lists + set_and_group)[i] = reinterpret_cast<const uint4*>(&list)[i];
+    }
+  }
+  const std::int32_t kernel_w = job.axis[2].taps.kernel, kernel_h = job.axis[1].taps.kernel, slots = list.slots;
+  const std::int32_t ic = (chunk * Tile::kVectors + vector) * kVector;
+  const Value* const from = w + (std::int64_t(rest) * job.ic + ic) * job.w_ic;
+  // Neighbouring threads read the taps of one channel, which lie together.
+  for (std::int32_t i = tid; i < slots * Tile::kChannels; i += threads) {
+    const std::int32_t channel = i / slots, slot = i - channel * slots, oc = oc_tile * Tile::kChannels + channel;
+    const std::int32_t tap = tap_of_slot[slot];
+    const Value* const at = from + oc * job.w_oc + tap / kernel_w / kernel_h * job.w_axis[0] +
+                            tap / kernel_w % kernel_h * job.w_axis[1] + tap % kernel_w * job.w_axis[2];
+    Value values[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) values[e] = oc < job.oc && ic + e < job.ic ? at[e * job.w_ic] : Narrow<Value>::from(0.0f);
+    own[std::int64_t(slot) * Tile::kVectors * Tile::kChannels + channel] = pack_vector(values);
+  }
+}
+
+}  // namespace upfold::cuda

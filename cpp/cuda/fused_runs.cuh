@@ -1,0 +1,159 @@
+// How warpgroups of the fused method store their sums: through shared memory, a few runs of outputs at a time, so that lanes store
+// vectors of neighbouring outputs or channels, and the code that does it is short. (Unrolled over all sums of a thread it took
+// 10,000 to 20,000 instructions, and waiting for them 15 us a tile on an H200.)
+#pragma once
+
+#include "fused_store.cuh"
+#include "lanes.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kRunOutputs = 16;        // of 8 * kInsts units in all width phases of a set
+constexpr int kRunPitch = 20;          // floats from one channel to the next: 16 bytes aligned, and in different banks
+constexpr int kRunFloats = 16 * kRunPitch;
+constexpr int kStagedRuns = 2;
+constexpr int kStagedVectors = kStagedRuns * kRunFloats / 4;  // of 16 bytes, of a warp
+
+// kCount values of one line of y, from `to` on, in the widest stores that their address allows.
+template <typename Value, int kCount>
+UPFOLD_DEVICE void store_values(Value* to, const Value (&values)[kCount]) {
+  constexpr int kWords = kCount * int(sizeof(Value)) / 4, kOfWord = 4 / int(sizeof(Value));
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(to);
+  std::uint32_t words[kWords];
+  memcpy(words, values, sizeof(words));
+  if (address % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) store_words<16>(to + i * kOfWord, words + i);
+  } else if (address % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) store_words<4>(to + i * kOfWord, words + i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = values[i];
+  }
+}
+
+// One run in y: 16 outputs of 16 channels, staged as [channel][output].
+template <typename Value, typename Tile>
+struct RunStore {
+  static constexpr int kHalf = 8;  // outputs, or channels, of a lane
+
+  const FusedJob& job;
+  const FusedPlace& place;
+  Value* y;  // of the warp's first channel
+  std::int32_t channels, lane;
+
+  // Where output number `i` of a run lies in a channel; -1: nowhere. `unit` is the run's first unit.
+  __device__ __forceinline__ std::int64_t place_of(std::int32_t i, std::int32_t unit, UnitTarget target, std::int32_t phase_h) const {
+    const std::int32_t phase = i % Tile::kPhasesW, stride = job.axis[2].taps.stride;
+    std::int32_t u = i / Tile::kPhasesW;
+    if (job.flat && target.ow + u * stride >= job.axis[2].out) target = target_of<Tile>(job, place, unit + u), u = 0;  // another row
+    const bool inside = target.live && place.set.w + phase < stride && target.ow + u * stride + phase < job.axis[2].out &&
+                        target.oh + phase_h < job.axis[1].out;
+    return inside ? target.offset + phase_h * job.y_axis[1] + (u * stride + phase) * job.y_axis[2] : -1;
+  }
+
+  __device__ __forceinline__ void store_line(const float* staged, std::int32_t unit, const UnitTarget& target,
+                                             std::int32_t phase_h) const {
+    const std::int32_t channel = lane / 2, first = lane % 2 * kHalf;
+    if (channel >= channels) return;
+    staged += channel * kRunPitch + first;
+    Value* const line = y + channel * job.y_c;
+    const bool dense = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW;
+    if (dense && target.live && target.oh + phase_h < job.axis[1].out && target.ow + first + kHalf <= job.axis[2].out) {
+      Value values[kHalf];
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) values[i] = Narrow<Value>::from(staged[i]);
+      return store_values(line + target.offset + phase_h * job.y_axis[1] + first, values);
+    }
+#pragma unroll 1
+    for (int i = 0; i < kHalf; ++i) {
+      const std::int64_t at = place_of(first + i, unit, target, phase_h);
+      if (at >= 0) line[at] = Narrow<Value>::from(staged[i]);
+    }
+  }
+
+  // Where y is channels-last.
+  __device__ __forceinline__ void store_channels(const float* staged, std::int32_t unit, const UnitTarget& target,
+                                                 std::int32_t phase_h) const {
+    constexpr int kVector = kWordBytes / int(sizeof(Value));
+    const std::int32_t output = lane % 16, first = lane / 16 * kHalf;
+    const std::int64_t at = place_of(output, unit, target, phase_h);
+    if (at < 0) return;
+#pragma unroll
+    for (int v = 0; v < kHalf; v += kVector) {
+      if (first + v >= channels) return;
+      Value values[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] = Narrow<Value>::from(staged[(first + v + i) * kRunPitch + output]);
+      std::uint32_t words[4];
+      memcpy(words, values, sizeof(words));
+      store_words<16>(y + at + first + v, words);
+    }
+  }
+};
+
+// Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors.
+template <typename Value, typename Tile>
+UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
+                              const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
+  static_assert(8 * Tile::kInsts * Tile::kPhasesW == kRunOutputs, "a run");
+  constexpr int kRuns = Tile::kN8 / Tile::kInsts, kLines = kRuns * Tile::kPhasesH;
+  const WarpPlace<Tile> at(place, 0);
+  const std::int64_t first_channel = std::int64_t(place.group) * job.oc + at.channel;
+  const RunStore<Value, Tile> store{job, place, y + first_channel * job.y_c, job.oc - at.channel, at.lane};
+  const std::int32_t first_unit = at.unit_tile * 8;
+  float added[2];  // to the rows of this lane
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const std::int32_t channel = row * 8 + at.lane / 4;
+    added[row] = bias != nullptr && channel < store.channels ? widen(bias[first_channel + channel]) : 0.0f;
+  }
+  // A lane finds the place of one run.
+  const UnitTarget own = target_of<Tile>(job, place, first_unit + at.lane % kRuns * 8 * Tile::kInsts);
+#pragma unroll
+  for (int first = 0; first < kLines; first += kStagedRuns) {
+    __syncwarp();  // everyone has left what was staged before
+#pragma unroll
+    for (int l = 0; l < kStagedRuns; ++l) {
+      const int run = (first + l) / Tile::kPhasesH, p = (first + l) % Tile::kPhasesH * Tile::kPhasesW;
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kInsts; ++i) {
+        const int j = run * Tile::kInsts + i / 2, row = i % 2;
+        const float(&s)[4] = sums[p][0][j];
+        const float a = added[row];
+        float* const to = staging + l * kRunFloats + (row * 8 + at.lane / 4) * kRunPitch;
+        if constexpr (Tile::kPhasesW == 2) {
+          const float(&t)[4] = sums[p + 1][0][j];
+          reinterpret_cast<float4*>(to)[at.lane % 4] = {s[row * 2] + a, t[row * 2] + a, s[row * 2 + 1] + a, t[row * 2 + 1] + a};
+        } else {
+          reinterpret_cast<float2*>(to)[i / 2 * 4 + at.lane % 4] = {s[row * 2] + a, s[row * 2 + 1] + a};
+        }
+      }
+    }
+    __syncwarp();  // runs are staged
+    if (job.activation != Activation::kNone) {
+#pragma unroll 1
+      for (std::int32_t i = at.lane; i < kStagedRuns * kRunFloats; i += 32) {
+        if (i % kRunPitch < kRunOutputs) staging[i] = finish(job.activation, job.slope, staging[i]);
+      }
+      __syncwarp();  // and finished
+    }
+#pragma unroll 1
+    for (int l = 0; l < kStagedRuns; ++l) {
+      const std::int32_t run = (first + l) / Tile::kPhasesH, phase_h = (first + l) % Tile::kPhasesH;
+      UnitTarget target;
+      target.offset = __shfl_sync(~0u, own.offset, run), target.oh = __shfl_sync(~0u, own.oh, run);
+      target.ow = __shfl_sync(~0u, own.ow, run), target.live = __shfl_sync(~0u, int(own.live), run) != 0;
+      if (place.set.h + phase_h >= job.axis[1].taps.stride) continue;
+      const std::int32_t unit = first_unit + run * 8 * Tile::kInsts;
+      if (job.dense_y) {
+        store.store_channels(staging + l * kRunFloats, unit, target, phase_h);
+      } else {
+        store.store_line(staging + l * kRunFloats, unit, target, phase_h);
+      }
+    }
+  }
+}
+
+}  // namespace upfold::cuda

@@ -1,0 +1,288 @@
+// The fused method on Hopper's warpgroups: the same units, sets, shifts and slots (fused.cuh), multiplied from shared memory.
+//
+// Two warpgroups multiply, four warps apart: each owns 64 output channels in every phase of a set and kN8 * 8 units. They differ
+// in their channels (kWarpsM = 8) or in their units (kWarpsM = 4). Seven warps load x and turn it, one copies packed weights;
+// they run ahead, into the next tile too, since a block takes one tile after another. What is handed over:
+//   patch    [2][vector][pixel][16 bytes]                a chunk of x; one buffer is filled while the other is multiplied
+//   weight   [kStages][slot][vector][channel][16 bytes]  the slots of a group of shifts, of one chunk
+//   lists    [2]                                         the shifts of a tile's set
+// A product reads kInstN8 groups of 8 neighbouring units whose patches lie at one distance from each other (FusedJob::group_pitch):
+// rows of 8 * kInsts units, one below the other, or one long row. Product i takes units 8 * i to 8 * i + 7 of each row.
+#pragma once
+
+#include "fused_pack.cuh"
+#include "fused_runs.cuh"
+
+namespace upfold::cuda {
+
+template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, int kStages_>
+struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
+  static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_, kStages = kStages_;
+  static constexpr int kFirstLoader = 256, kLoaders = 224, kBlockThreads = 512;
+};
+
+#if UPFOLD_WARPGROUPS
+struct WarpgroupShared {
+  ShiftList lists[2];
+  std::uint64_t patch_full[2], patch_empty[2], weight_full[8], weight_empty[8];
+  float4 staging[8][kStagedVectors];
+};
+
+// The next of kCount buffers that take turns, and the parity of the phase of its barriers.
+template <int kCount>
+struct Turn {
+  std::uint32_t at = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++at == kCount) at = 0, parity ^= 1;
+  }
+};
+
+// What all warps of a block know of one of its tiles.
+template <typename Tile>
+struct TileWork {
+  FusedPlace place;
+  std::int32_t set_number, shifts, groups, first_chunk, chunks;
+
+  __device__ __forceinline__ TileWork(const FusedJob& job, const ShiftList* lists, std::uint32_t tile) {
+    place = place_of_block<Tile>(job, tile);
+    set_number = number_of_set<Tile>(job, place.set);
+    shifts = lists[set_number].shifts, groups = (shifts + job.group_shifts - 1) / job.group_shifts;
+    first_chunk = place.split * job.split_chunks;
+    const std::int32_t left = job.chunks - first_chunk;
+    chunks = shifts == 0 ? 0 : left < job.split_chunks ? left : job.split_chunks;
+  }
+};
+
+template <typename Value, typename Tile>
+struct WarpgroupBlock {
+  static constexpr int kChunk = Tile::kVectors * kVectorOf<Value>;
+  static constexpr std::int32_t kSlotWords = Tile::kVectors * Tile::kChannels;
+
+  const FusedJob& job;
+  WarpgroupShared& shared;
+  const ShiftList* lists;
+  uint4* memory;
+  std::uint32_t tiles;
+
+  __device__ __forceinline__ uint4* patch(std::uint32_t buffer) const {
+    return memory + job.raw.columns + buffer * std::uint32_t(Tile::kVectors * job.patch_pitch);
+  }
+  __device__ __forceinline__ uint4* weight(std::uint32_t stage) const {
+    return patch(2) + stage * std::uint32_t(job.stage_slots * kSlotWords);
+  }
+  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2; ++i) {
+        barrier_make(address(shared.patch_full[i]), Tile::kLoaders);
+        barrier_make(address(shared.patch_empty[i]), Tile::kWarps);
+      }
+      for (int i = 0; i < Tile::kStages; ++i) {
+        barrier_make(address(shared.weight_full[i]), 1);
+        barrier_make(address(shared.weight_empty[i]), Tile::kWarps);
+      }
+      barriers_made();
+    }
+    __syncthreads();  // barriers are made
+  }
+
+  // One thread copies the weights of all tiles, a group of shifts at a time.
+  __device__ __forceinline__ void copy_weights(const uint4* packed) const {
+    Turn<Tile::kStages> stage;
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, lists, tile);
+      const ShiftList& list = lists[work.set_number];
+      const uint4* const own = packed + packed_at<Tile>(job, work.place, work.set_number);
+      for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk) {
+        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts) {
+          const std::int32_t end = begin + job.group_shifts < work.shifts ? begin + job.group_shifts : work.shifts;
+          const std::int32_t first = list.first_slot[begin], bytes = (list.first_slot[end] - first) * kSlotWords * kWordBytes;
+          const std::uint32_t full = address(shared.weight_full[stage.at]);
+          barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // at first it is: the phase before has ended
+          barrier_arrive_expecting(full, std::uint32_t(bytes));
+          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + first) * kSlotWords,
+                    std::uint32_t(bytes), full);
+          stage.next();
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
+    return reinterpret_cast<unsigned char*>(weight(Tile::kStages)) + buffer * std::uint32_t(job.raw_bytes);
+  }
+
+  // The chunks of all tiles in order, as they are copied.
+  struct Source {
+    std::uint32_t tile;
+    std::int32_t chunk, chunks;  // of the tile
+    const Value* at;             // its next chunk; null behind the last tile
+  };
+
+  // The columns of the next tile that has chunks, from number `tile` on.
+  __device__ __forceinline__ Source begin_tile(const Value* x, std::uint32_t tile) const {
+    for (; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, lists, tile);
+      if (work.chunks == 0) continue;
+      RawColumn* const columns = reinterpret_cast<RawColumn*>(memory);
+      meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
+      for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
+        columns[i] = raw_column<Tile>(job, work.place, i, std::int32_t(sizeof(Value)));
+      }
+      meet<1, Tile::kLoaders>();  // columns are complete
+      const Value* const own = x + (std::int64_t(work.place.group) * job.ic + work.first_chunk * kChunk) * job.x_c;
+      return {tile, work.first_chunk, work.first_chunk + work.chunks, own};
+    }
+    return {tile, 0, 0, nullptr};
+  }
+
+  // Copies the next chunk, if there is one; a group of copies is committed in any case.
+  __device__ __forceinline__ void copy_next(const Value* x, Source& source, std::uint32_t buffer) const {
+    if (source.at != nullptr) {
+      const RawColumn* const columns = reinterpret_cast<const RawColumn*>(memory);
+      copy_raw<Value, Tile>(job, columns, source.at, job.ic - source.chunk * kChunk, raw(buffer));
+      source.at += kChunk * job.x_c;
+      if (++source.chunk == source.chunks) source = begin_tile(x, source.tile + gridDim.x);
+    }
+    copy_async_commit();
+  }
+
+  // Loaders copy x as many chunks ahead as there are buffers, and turn it.
+  __device__ __forceinline__ void load(const Value* x) const {
+    Source source = begin_tile(x, blockIdx.x);
+    const bool two = job.raw_buffers == 2;
+    copy_next(x, source, 0);
+    if (two) copy_next(x, source, 1);
+    Turn<2> buffer, list;
+    std::uint32_t from = 0;
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, lists, tile);
+      for (std::int32_t i = 0; i < work.chunks; ++i, buffer.next()) {
+        barrier_wait(address(shared.patch_empty[buffer.at]), buffer.parity ^ 1);
+        if (i == 0) {
+          // The list of the tile before last, of those with taps, is out of use: its chunks have been released.
+          uint4* const to = reinterpret_cast<uint4*>(&shared.lists[list.at]);
+          const uint4* const list_from = reinterpret_cast<const uint4*>(lists + work.set_number);
+          for (std::int32_t j = loader_of<Tile>(); j < std::int32_t(sizeof(ShiftList) / 16); j += Tile::kLoaders) to[j] = list_from[j];
+          list.next();
+        }
+        two ? copy_async_wait<1>() : copy_async_wait<0>();
+        meet<1, Tile::kLoaders>();  // raw inputs are complete
+        turn<Value, Tile>(job, raw(from), patch(buffer.at));
+        publish_to_products();
+        barrier_arrive(address(shared.patch_full[buffer.at]));
+        meet<1, Tile::kLoaders>();  // and may be overwritten
+        copy_next(x, source, from);
+        if (two) from ^= 1;
+      }
+    }
+  }
+
+  // The products of the shifts from `begin` to `end`; places in units of 16 bytes. Each slot is a group of its own, committed where
+  // it is issued (a commit behind a branch would wait for all before it), and one more may be unfinished; then `done_before` runs.
+  template <typename Done>
+  __device__ __forceinline__ void multiply(const ShiftList& list, std::int32_t begin, std::int32_t end, std::uint64_t a,
+                                           std::uint64_t b, float (&sums)[Tile::kPhases][1][Tile::kN8][4],
+                                           const Done& done_before) const {
+    const std::uint32_t patch_pitch = std::uint32_t(job.patch_pitch);
+    for (std::int32_t s = begin; s < end; ++s) {
+      const std::uint32_t phases = list.phases[s];
+      const std::uint64_t b_shift = b + std::uint32_t(list.offset[s]);
+#pragma unroll
+      for (int p = 0; p < Tile::kPhases; ++p) {
+        if (Tile::kPhases > 1 && (phases >> p & 1) == 0) continue;
+        warpgroup_begin();
+#pragma unroll
+        for (int k = 0; k < Tile::kVectors; k += 2) {
+          const std::uint64_t a_k = a + std::uint32_t(k * Tile::kChannels), b_k = b_shift + std::uint32_t(k) * patch_pitch;
+          WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 0>::add(sums[p][0], a_k, b_k);
+          if constexpr (Tile::kInsts > 1) WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 1>::add(sums[p][0], a_k, b_k + 8);
+        }
+        warpgroup_commit();
+        warpgroup_wait<1>();
+        done_before();
+        a += kSlotWords;
+      }
+    }
+  }
+
+  // Two warpgroups multiply and store.
+  __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
+    static_assert(Tile::kInsts <= 2, "of one row");
+    const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warpgroup = tid / 128;
+    const std::int32_t unit = Tile::kWarpsM == 8 ? 0 : warpgroup * Tile::kN8 * 8;
+    const std::uint64_t a_first = matrix_descriptor(Tile::kWarpsM == 8 ? std::uint32_t(warpgroup) * 64 : 0, Tile::kChannels, 8);
+    const std::uint64_t b_first = matrix_descriptor(std::uint32_t(patch_pixel(job, unit)), std::uint32_t(job.patch_pitch),
+                                                    std::uint32_t(job.group_pitch));
+    Turn<Tile::kStages> stage;
+    Turn<2> buffer, list_turn;
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, lists, tile);
+      const ShiftList& list = shared.lists[list_turn.at];
+      if (work.chunks > 0) list_turn.next();
+      float sums[Tile::kPhases][1][Tile::kN8][4] = {};
+      std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the stage before reads; 0: none, released
+      const auto release = [&] {
+        if (used_stage == 0) return;
+        if (lane == 0) barrier_arrive(used_stage);
+        if (lane == 0 && used_buffer != 0) barrier_arrive(used_buffer);
+        used_stage = 0;
+      };
+      for (std::int32_t chunk = 0; chunk < work.chunks; ++chunk, buffer.next()) {
+        barrier_wait(address(shared.patch_full[buffer.at]), buffer.parity);
+        const std::uint64_t b = b_first + shared_address(patch(buffer.at)) / kWordBytes;
+        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts, stage.next()) {
+          const bool last = begin + job.group_shifts >= work.shifts;
+          barrier_wait(address(shared.weight_full[stage.at]), stage.parity);
+          multiply(list, begin, last ? work.shifts : begin + job.group_shifts,
+                   a_first + shared_address(weight(stage.at)) / kWordBytes, b, sums, release);
+          used_stage = address(shared.weight_empty[stage.at]);
+          used_buffer = last ? address(shared.patch_empty[buffer.at]) : 0;
+        }
+      }
+      warpgroup_wait<0>();
+#pragma unroll
+      for (int i = 0; i < Tile::kPhases * Tile::kN8 * 4; ++i) pin(sums[i / 4 / Tile::kN8][0][i / 4 % Tile::kN8][i % 4]);
+      release();
+      if (job.splits.value == 1) {
+        store_runs<Value, Tile>(job, work.place, bias, y, reinterpret_cast<float*>(shared.staging[tid / 32]), sums);
+        continue;
+      }
+      float4* const own = partial + std::int64_t(tile) * kPartialVectors<Tile> * Tile::kThreads + tid;
+#pragma unroll
+      for (int i = 0; i < kPartialVectors<Tile>; ++i) {
+        const float(&v)[4] = sums[i % Tile::kPhases][0][i / Tile::kPhases];
+        own[i * Tile::kThreads] = {v[0], v[1], v[2], v[3]};
+      }
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(Tile::kBlockThreads, 1)
+    fused_warpgroup_kernel(const FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
+                           const ShiftList* __restrict__ lists, const uint4* __restrict__ packed, const Value* __restrict__ bias,
+                           Value* __restrict__ y, float4* __restrict__ partial) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ WarpgroupShared shared;
+  const WarpgroupBlock<Value, Tile> block{job, shared, lists, memory, tiles};
+  block.make_barriers();
+  if (threadIdx.x >= Tile::kFirstLoader) {
+    give_registers_back<56>();
+    if (threadIdx.x < Tile::kFirstLoader + Tile::kLoaders) {
+      block.load(x);
+    } else if (threadIdx.x == Tile::kFirstLoader + Tile::kLoaders) {
+      block.copy_weights(packed);
+    }
+  } else {
+    take_registers<200>();
+    block.compute(bias, y, partial);
+  }
+#endif
+}
+
+}  // namespace upfold::cuda
