@@ -148,7 +148,7 @@ struct FusedOperands {
   const void* w;
   const void* bias;  // (out_channels), dense, or null
   void* y;
-  void* workspace;  // fused_workspace_bytes() bytes, aligned to 256
+  void* workspace;  // FusedCall::workspace_bytes() bytes, aligned to 256
 };
 // Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
 // one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
@@ -160,11 +160,29 @@ struct FusedTileSize {
 };
 std::vector<FusedTileSize> fused_tiles();
 // Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
-// TF32).
-bool fused_fits(int device, const Problem& p, int config);
-std::int64_t fused_workspace_bytes(int device, const Problem& p, int config);
-// The transposed convolution in one pass on tensor cores (compute capability 8.0 and newer), bias and activation included.
-void fused(const Launch& launch, const Problem& p, const FusedOperands& operands, int config);
+// TF32); `alignment` bytes, at most 16, divide the address of x.
+bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct FusedPlan;
+// What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one; inputs that a tile reads, and parts
+// that the reduction is cut into. All 0 where kernel and stride are equal.
+struct FusedWork {
+  std::int64_t tiles, steps, patch, parts;
+};
+// The transposed convolution in one pass on tensor cores (compute capability 8.0 and newer), bias and activation included. Planned
+// once, then the same for any operands and by any thread.
+class FusedCall {
+ public:
+  FusedCall(int device, const Problem& p, int config, std::int64_t alignment);
+  std::int64_t workspace_bytes() const;
+  FusedWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  std::int64_t alignment_;
+  Problem problem_;
+  std::shared_ptr<const FusedPlan> plan_;  // null: nothing to do, or nothing to plan
+};
 
 struct Device {
   std::string name;

@@ -67,32 +67,42 @@ std::vector<FusedTileSize> fused_tiles() {
   return tiles;
 }
 
-bool fused_fits(int device, const Problem& p, int config) {
+bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
-  if (p.op != Operator::kConvTranspose || !multiplied || !has_tensor_cores(device)) return false;
+  if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device)) return false;
   if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
-  return config >= 0 && is_compiled(device, config) && (p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), 0).possible);
+  if (!is_compiled(device, config)) return false;
+  return p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), alignment).possible;
 }
 
-std::int64_t fused_workspace_bytes(int device, const Problem& p, int config) {
-  return p.batch == 0 || config >= kTileCount ? 0 : plan_fused(p, kTiles[config], shared_memory(device), 0).workspace_bytes;
+FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alignment)
+    : device_(device), config_(config), alignment_(alignment), problem_(p) {
+  require(fused_fits(device, p, config, alignment), "config = ", config, "; it does not fit this problem");
+  if (p.batch == 0 || config >= kTileCount) return;
+  plan_ = std::make_shared<const FusedPlan>(plan_fused(p, kTiles[config], shared_memory(device), alignment));
 }
 
-void fused(const Launch& launch, const Problem& p, const FusedOperands& operands, int config) {
-  if (p.batch == 0) return;
-  require(fused_fits(launch.device, p, config), "config = ", config, "; it does not fit this problem");
-  const DeviceScope scope(launch.device);
-  if (config >= kTileCount) return fused_equal(launch, p, operands, config - kTileCount);
-  const auto x_address = std::int64_t(reinterpret_cast<std::uintptr_t>(operands.x));
-  const FusedPlan plan = plan_fused(p, kTiles[config], shared_memory(launch.device), x_address);
-  require(plan.possible, "x begins at ", x_address % kWordBytes, " bytes behind a multiple of ", kWordBytes,
-          "; no tile holds it");
-  const bool warpgroups = config >= kFirstWarpgroupTile;
+std::int64_t FusedCall::workspace_bytes() const { return plan_ == nullptr ? 0 : plan_->workspace_bytes; }
+
+FusedWork FusedCall::work() const {
+  if (plan_ == nullptr) return {};
+  const FusedJob& job = plan_->job;
+  return {std::int64_t(plan_->blocks), job.split_chunks, job.patch_pixels, std::int64_t(job.splits.value)};
+}
+
+void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
+  if (problem_.batch == 0) return;
+  const std::uintptr_t x_address = reinterpret_cast<std::uintptr_t>(operands.x);
+  require(x_address % std::uintptr_t(alignment_) == 0, "x begins at ", x_address, "; it was planned for a multiple of ", alignment_);
+  const DeviceScope scope(device_);
+  const Launch launch{device_, stream};
+  if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);
+  const bool warpgroups = config_ >= kFirstWarpgroupTile;
   const auto run = [&](auto run_tiles, auto run_warpgroup_tiles) {
-    return warpgroups ? run_warpgroup_tiles(launch, plan, operands, config) : run_tiles(launch, plan, operands, config);
+    return warpgroups ? run_warpgroup_tiles(launch, *plan_, operands, config_) : run_tiles(launch, *plan_, operands, config_);
   };
-  if (p.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>);
-  if (p.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>);
+  if (problem_.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>);
+  if (problem_.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>);
   run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>);
 }
 

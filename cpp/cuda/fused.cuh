@@ -16,6 +16,7 @@ namespace upfold::cuda {
 constexpr int kMostShifts = 128;  // in the box of displacements
 constexpr int kMostPhases = 4;    // of one set
 constexpr int kWordBytes = 16;    // of one such vector
+constexpr int kSwizzleBytes = 512;  // what the patches of warpgroups are aligned to
 
 struct FusedAxis {
   AxisTaps<std::int32_t> taps;

@@ -113,6 +113,14 @@ UPFOLD_DEVICE void copy_raw(const FusedJob& job, const RawColumn* columns, const
   copy_raw_by<Value, Tile, 2>(job, columns, x, left, raw);
 }
 
+// Where a vector of a pixel lies in the patch: [vector][pixel], or [pixel][vector] with the vectors of a pixel in the order that
+// products of warpgroups call a swizzle of 64 bytes: eight pixels in a row then lie in different banks, wherever they begin.
+template <typename Tile>
+UPFOLD_DEVICE std::int32_t patch_at(const FusedJob& job, std::int32_t vector, std::int32_t pixel) {
+  if constexpr (!Tile::kSwizzled) return vector * job.patch_pitch + pixel;
+  return pixel * Tile::kVectors + (vector ^ (pixel >> 1 & 3));
+}
+
 // Turns a chunk of raw x into the patch.
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void turn(const FusedJob& job, const unsigned char* raw, uint4* patch) {
@@ -124,7 +132,7 @@ UPFOLD_DEVICE void turn(const FusedJob& job, const unsigned char* raw, uint4* pa
       for (int v = 0; v < Tile::kVectors; ++v) {
         Value values[kVector];
         *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(raw + v * job.raw.pitch + i * kWordBytes);
-        patch[v * job.patch_pitch + i] = pack_vector(values);
+        patch[patch_at<Tile>(job, v, i)] = pack_vector(values);
       }
     }
     return;
@@ -133,6 +141,7 @@ UPFOLD_DEVICE void turn(const FusedJob& job, const unsigned char* raw, uint4* pa
   if constexpr (sizeof(Value) == 2) {
     std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(patch);
     constexpr int kTogether = 4 / Tile::kVectors, kChannels = 8 * Tile::kVectors;  // groups in four matrices; lanes of one
+#pragma unroll 2
     for (std::int32_t i = warp * kTogether; i < job.raw.groups; i += Tile::kLoaders / 32 * kTogether) {
       std::uint32_t rows[kTogether];
       std::int32_t firsts[kTogether], from = 0;
@@ -150,7 +159,7 @@ UPFOLD_DEVICE void turn(const FusedJob& job, const unsigned char* raw, uint4* pa
         if (std::uint32_t(w) >= std::uint32_t(patch_w) || i + h >= job.raw.groups) continue;
 #pragma unroll
         for (int v = 0; v < Tile::kVectors; ++v)
-          words[(v * job.patch_pitch + pixel) * 4 + lane % 4] = pairs[h * Tile::kVectors + v];
+          words[patch_at<Tile>(job, v, pixel) * 4 + lane % 4] = pairs[h * Tile::kVectors + v];
       }
     }
   } else {
@@ -165,7 +174,7 @@ UPFOLD_DEVICE void turn(const FusedJob& job, const unsigned char* raw, uint4* pa
         Value values[kVector];
 #pragma unroll
         for (int e = 0; e < kVector; ++e) values[e] = *reinterpret_cast<const Value*>(from + (v * kVector + e) * job.raw.pitch);
-        patch[v * job.patch_pitch + pixel] = pack_vector(values);
+        patch[patch_at<Tile>(job, v, pixel)] = pack_vector(values);
       }
     }
   }

@@ -15,7 +15,7 @@ constexpr std::int64_t kLeastSplitChunks = 2;
 constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
 // The same of blocks of warpgroups.
-constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 25 << 10;
+constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 24 << 10;
 
 // Displacements of the taps of every phase, and the most taps that the phases of one set have together.
 struct Reach {
@@ -99,7 +99,7 @@ class Planner {
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
-    plan_.shared_bytes = int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes);
+    plan_.shared_bytes = int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
     return true;
   }
 
@@ -119,22 +119,22 @@ class Planner {
   }
 
   // The same of runs of units of all samples, which are the inputs in order where no input is left out and none is beside them.
-  int grain_of_runs(std::int64_t alignment) const {
+  int grain_of_runs() const {
     bool in_order = p_.in_w == 1 || p_.x.w == 1;
     in_order = in_order && (p_.in_h == 1 || p_.x.h == p_.in_w) && (p_.in_d == 1 || p_.x.d == p_.in_w * p_.in_h);
     for (const FusedAxis& axis : plan_.job.axis) in_order = in_order && axis.low == 0 && axis.units.value == std::uint32_t(axis.in);
     const std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.c | in_pixels(p_);
-    const std::int64_t bytes = in_order ? steps * element_ | alignment | kWordBytes : element_;
+    const std::int64_t bytes = in_order ? steps * element_ | alignment_ | kWordBytes : element_;
     return int(bytes & -bytes);
   }
 
   // Bytes of the widest aligned copies that make up the rows of every patch whose width is 1 << width_log units.
-  int grain_of(int width_log, std::int64_t alignment) const {
-    if (plan_.job.flat) return grain_of_runs(alignment);
+  int grain_of(int width_log) const {
+    if (plan_.job.flat) return grain_of_runs();
     if (p_.in_w > 1 && p_.x.w != 1) return int(element_);
     std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
     if ((std::int64_t(1) << width_log) < plan_.job.axis[2].units.value) steps |= std::int64_t(1) << width_log;
-    const std::int64_t bytes = steps * element_ | alignment | kWordBytes;
+    const std::int64_t bytes = steps * element_ | alignment_ | kWordBytes;
     return int(bytes & -bytes);
   }
 
@@ -199,11 +199,8 @@ class Planner {
           const int logs[4] = {d, h, w, all - w - h - d};
           const std::int64_t rows = rows_of(logs), row = width_of(logs);
           if (rows * row > kMostPatch) continue;
-          const FusedRaw raw = raw_of(rows, row, grain_of(w, 0));
+          const FusedRaw raw = raw_of(rows, row, grain_of(w));
           if (plan_.shared_bytes + input_bytes(raw, rows * row) > limit) continue;
-          // The tile is chosen for an aligned x, and must hold one that begins anywhere: that is copied element by element.
-          const FusedRaw worst = raw_of(rows, row, int(element_));
-          if (plan_.shared_bytes + input_bytes(worst, rows * row) > shared_.of_block - fixed_bytes()) continue;
           double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
           for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
           // Copies into shared memory cost by their number, and about as much as the products of as many units.
@@ -244,15 +241,13 @@ class Planner {
     job.patch_pixels = std::int32_t(rows * width), job.patch_pitch = std::int32_t(ceil_div(rows * width, 8) * 8);
     const bool in_rows = !job.flat && warpgroups() && (std::int64_t(1) << logs[2]) == 8 * tile_.products;
     job.group_pitch = std::int32_t(in_rows ? width : 8 * tile_.products);
-    job.raw = raw_of(rows, width, grain_of(logs[2], alignment_));
-    const std::int64_t of_tiles = plan_.shared_bytes;
+    job.raw = raw_of(rows, width, grain_of(logs[2]));
     plan_.shared_bytes += int(input_bytes(job.raw, rows * width));
     job.raw_bytes = std::int32_t(raw_bytes(job.raw)), job.raw_buffers = 1;
     if (warpgroups() && plan_.shared_bytes + job.raw_bytes <= most) {
       job.raw_buffers = 2, plan_.shared_bytes += job.raw_bytes;
     }
-    // An x that begins anywhere must fit too.
-    return of_tiles + input_bytes(raw_of(rows, width, int(element_)), rows * width) <= most;
+    return true;
   }
 
   bool counts(std::int64_t set_count) {
@@ -288,9 +283,9 @@ class Planner {
 
 }  // namespace
 
-// A pure function of its arguments; `x_address` is where x lies: 0 for any aligned one.
-inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t x_address) {
-  return Planner(p, tile, shared, x_address).plan();
+// A pure function of its arguments; `alignment` bytes divide the address of x.
+inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t alignment) {
+  return Planner(p, tile, shared, alignment).plan();
 }
 
 }  // namespace upfold::cuda

@@ -14,29 +14,10 @@ constexpr int kRunFloats = 16 * kRunPitch;
 constexpr int kStagedRuns = 2;
 constexpr int kStagedVectors = kStagedRuns * kRunFloats / 4;  // of 16 bytes, of a warp
 
-// kCount values of one line of y, from `to` on, in the widest stores that their address allows.
-template <typename Value, int kCount>
-UPFOLD_DEVICE void store_values(Value* to, const Value (&values)[kCount]) {
-  constexpr int kWords = kCount * int(sizeof(Value)) / 4, kOfWord = 4 / int(sizeof(Value));
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(to);
-  std::uint32_t words[kWords];
-  memcpy(words, values, sizeof(words));
-  if (address % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) store_words<16>(to + i * kOfWord, words + i);
-  } else if (address % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) store_words<4>(to + i * kOfWord, words + i);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = values[i];
-  }
-}
-
 // One run in y: 16 outputs of 16 channels, staged as [channel][output].
 template <typename Value, typename Tile>
 struct RunStore {
-  static constexpr int kHalf = 8;  // outputs, or channels, of a lane
+  static constexpr int kHalf = 8;  // channels of a lane, where y is channels-last
 
   const FusedJob& job;
   const FusedPlace& place;
@@ -53,23 +34,47 @@ struct RunStore {
     return inside ? target.offset + phase_h * job.y_axis[1] + (u * stride + phase) * job.y_axis[2] : -1;
   }
 
+  // Neighbouring lanes store neighbouring outputs: 16 bytes each where they are aligned, pairs of 16-bit values, or one output.
   __device__ __forceinline__ void store_line(const float* staged, std::int32_t unit, const UnitTarget& target,
                                              std::int32_t phase_h) const {
-    const std::int32_t channel = lane / 2, first = lane % 2 * kHalf;
-    if (channel >= channels) return;
-    staged += channel * kRunPitch + first;
-    Value* const line = y + channel * job.y_c;
-    const bool dense = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW;
-    if (dense && target.live && target.oh + phase_h < job.axis[1].out && target.ow + first + kHalf <= job.axis[2].out) {
-      Value values[kHalf];
+    const bool dense = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && target.live &&
+                       target.oh + phase_h < job.axis[1].out && target.ow + kRunOutputs <= job.axis[2].out;
+    Value* const run = y + target.offset + phase_h * job.y_axis[1];
+    const std::uintptr_t steps = reinterpret_cast<std::uintptr_t>(run) | std::uintptr_t(job.y_c) * sizeof(Value);
+    if (dense && steps % 16 == 0) {
+      constexpr int kVector = kWordBytes / int(sizeof(Value)), kOfRun = kRunOutputs / kVector;
 #pragma unroll
-      for (int i = 0; i < kHalf; ++i) values[i] = Narrow<Value>::from(staged[i]);
-      return store_values(line + target.offset + phase_h * job.y_axis[1] + first, values);
+      for (int i = 0; i < 16 * kOfRun / 32; ++i) {
+        const std::int32_t channel = i * (32 / kOfRun) + lane / kOfRun, first = lane % kOfRun * kVector;
+        Value values[kVector];
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) values[j] = Narrow<Value>::from(staged[channel * kRunPitch + first + j]);
+        std::uint32_t words[4];
+        memcpy(words, values, sizeof(words));
+        if (channel < channels) store_words<16>(run + channel * job.y_c + first, words);
+      }
+      return;
     }
-#pragma unroll 1
-    for (int i = 0; i < kHalf; ++i) {
-      const std::int64_t at = place_of(first + i, unit, target, phase_h);
-      if (at >= 0) line[at] = Narrow<Value>::from(staged[i]);
+    if (sizeof(Value) == 2 && dense && steps % 4 == 0) {
+      const std::int32_t first = lane % 8 * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::int32_t channel = i * 4 + lane / 8;
+        const float2 v = *reinterpret_cast<const float2*>(staged + channel * kRunPitch + first);
+        if constexpr (sizeof(Value) == 2) {
+          const std::uint32_t word = pair_of<Value>(v.x, v.y);
+          if (channel < channels) store_words<4>(run + channel * job.y_c + first, &word);
+        }
+      }
+      return;
+    }
+    const std::int64_t at = place_of(lane % 16, unit, target, phase_h);
+    if (at < 0) return;
+    Value* const line = y + at;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int32_t channel = i * 2 + lane / 16;
+      if (channel < channels) line[channel * job.y_c] = Narrow<Value>::from(staged[channel * kRunPitch + lane % 16]);
     }
   }
 
@@ -139,7 +144,7 @@ UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, cons
       }
       __syncwarp();  // and finished
     }
-#pragma unroll 1
+#pragma unroll
     for (int l = 0; l < kStagedRuns; ++l) {
       const std::int32_t run = (first + l) / Tile::kPhasesH, phase_h = (first + l) % Tile::kPhasesH;
       UnitTarget target;

@@ -3,7 +3,7 @@
 // Two warpgroups multiply, four warps apart: each owns 64 output channels in every phase of a set and kN8 * 8 units. They differ
 // in their channels (kWarpsM = 8) or in their units (kWarpsM = 4). Seven warps load x and turn it, one copies packed weights;
 // they run ahead, into the next tile too, since a block takes one tile after another. What is handed over:
-//   patch    [2][vector][pixel][16 bytes]                a chunk of x; one buffer is filled while the other is multiplied
+//   patch    [2][pixel][vector][16 bytes]                a chunk of x, swizzled; one buffer is filled while the other is multiplied
 //   weight   [kStages][slot][vector][channel][16 bytes]  the slots of a group of shifts, of one chunk
 //   lists    [2]                                         the shifts of a tile's set
 // A product reads kInstN8 groups of 8 neighbouring units whose patches lie at one distance from each other (FusedJob::group_pitch):
@@ -19,7 +19,9 @@ template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_,
 struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
   static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_, kStages = kStages_;
   static constexpr int kFirstLoader = 256, kLoaders = 224, kBlockThreads = 512;
+  static constexpr bool kSwizzled = true;
 };
+
 
 #if UPFOLD_WARPGROUPS
 struct WarpgroupShared {
@@ -64,8 +66,9 @@ struct WarpgroupBlock {
   uint4* memory;
   std::uint32_t tiles;
 
+  // The first is aligned for the swizzle, and every other with it.
   __device__ __forceinline__ uint4* patch(std::uint32_t buffer) const {
-    return memory + job.raw.columns + buffer * std::uint32_t(Tile::kVectors * job.patch_pitch);
+    return memory + buffer * std::uint32_t(Tile::kVectors * job.patch_pitch);
   }
   __device__ __forceinline__ uint4* weight(std::uint32_t stage) const {
     return patch(2) + stage * std::uint32_t(job.stage_slots * kSlotWords);
@@ -109,8 +112,9 @@ struct WarpgroupBlock {
     }
   }
 
+  __device__ __forceinline__ RawColumn* columns() const { return reinterpret_cast<RawColumn*>(weight(Tile::kStages)); }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
-    return reinterpret_cast<unsigned char*>(weight(Tile::kStages)) + buffer * std::uint32_t(job.raw_bytes);
+    return reinterpret_cast<unsigned char*>(columns() + job.raw.columns) + buffer * std::uint32_t(job.raw_bytes);
   }
 
   // The chunks of all tiles in order, as they are copied.
@@ -125,10 +129,9 @@ struct WarpgroupBlock {
     for (; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, lists, tile);
       if (work.chunks == 0) continue;
-      RawColumn* const columns = reinterpret_cast<RawColumn*>(memory);
       meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
       for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
-        columns[i] = raw_column<Tile>(job, work.place, i, std::int32_t(sizeof(Value)));
+        columns()[i] = raw_column<Tile>(job, work.place, i, std::int32_t(sizeof(Value)));
       }
       meet<1, Tile::kLoaders>();  // columns are complete
       const Value* const own = x + (std::int64_t(work.place.group) * job.ic + work.first_chunk * kChunk) * job.x_c;
@@ -140,8 +143,7 @@ struct WarpgroupBlock {
   // Copies the next chunk, if there is one; a group of copies is committed in any case.
   __device__ __forceinline__ void copy_next(const Value* x, Source& source, std::uint32_t buffer) const {
     if (source.at != nullptr) {
-      const RawColumn* const columns = reinterpret_cast<const RawColumn*>(memory);
-      copy_raw<Value, Tile>(job, columns, source.at, job.ic - source.chunk * kChunk, raw(buffer));
+      copy_raw<Value, Tile>(job, columns(), source.at, job.ic - source.chunk * kChunk, raw(buffer));
       source.at += kChunk * job.x_c;
       if (++source.chunk == source.chunks) source = begin_tile(x, source.tile + gridDim.x);
     }
@@ -185,19 +187,24 @@ struct WarpgroupBlock {
   __device__ __forceinline__ void multiply(const ShiftList& list, std::int32_t begin, std::int32_t end, std::uint64_t a,
                                            std::uint64_t b, float (&sums)[Tile::kPhases][1][Tile::kN8][4],
                                            const Done& done_before) const {
-    const std::uint32_t patch_pitch = std::uint32_t(job.patch_pitch);
+    // Read a shift ahead, while products run.
+    std::uint32_t next_phases = list.phases[begin], next_offset = std::uint32_t(list.offset[begin]);
     for (std::int32_t s = begin; s < end; ++s) {
-      const std::uint32_t phases = list.phases[s];
-      const std::uint64_t b_shift = b + std::uint32_t(list.offset[s]);
+      const std::uint32_t phases = next_phases;
+      const std::uint64_t b_shift = b + next_offset * Tile::kVectors;
+      const std::int32_t next = s + 1 < end ? s + 1 : s;
+      next_phases = list.phases[next], next_offset = std::uint32_t(list.offset[next]);
 #pragma unroll
       for (int p = 0; p < Tile::kPhases; ++p) {
         if (Tile::kPhases > 1 && (phases >> p & 1) == 0) continue;
         warpgroup_begin();
 #pragma unroll
         for (int k = 0; k < Tile::kVectors; k += 2) {
-          const std::uint64_t a_k = a + std::uint32_t(k * Tile::kChannels), b_k = b_shift + std::uint32_t(k) * patch_pitch;
+          const std::uint64_t a_k = a + std::uint32_t(k * Tile::kChannels), b_k = b_shift + std::uint32_t(k);
           WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 0>::add(sums[p][0], a_k, b_k);
-          if constexpr (Tile::kInsts > 1) WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 1>::add(sums[p][0], a_k, b_k + 8);
+          if constexpr (Tile::kInsts > 1) {
+            WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 1>::add(sums[p][0], a_k, b_k + 8 * Tile::kVectors);
+          }
         }
         warpgroup_commit();
         warpgroup_wait<1>();
@@ -213,8 +220,8 @@ struct WarpgroupBlock {
     const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warpgroup = tid / 128;
     const std::int32_t unit = Tile::kWarpsM == 8 ? 0 : warpgroup * Tile::kN8 * 8;
     const std::uint64_t a_first = matrix_descriptor(Tile::kWarpsM == 8 ? std::uint32_t(warpgroup) * 64 : 0, Tile::kChannels, 8);
-    const std::uint64_t b_first = matrix_descriptor(std::uint32_t(patch_pixel(job, unit)), std::uint32_t(job.patch_pitch),
-                                                    std::uint32_t(job.group_pitch));
+    const std::uint64_t b_first = swizzled_descriptor(std::uint32_t(patch_pixel(job, unit) * Tile::kVectors),
+                                                      std::uint32_t(job.group_pitch * Tile::kVectors));
     Turn<Tile::kStages> stage;
     Turn<2> buffer, list_turn;
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -269,7 +276,9 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WarpgroupShared shared;
-  const WarpgroupBlock<Value, Tile> block{job, shared, lists, memory, tiles};
+  const std::uint32_t beyond = shared_address(memory) % kSwizzleBytes;
+  uint4* const aligned = memory + (beyond == 0 ? 0 : (kSwizzleBytes - beyond) / kWordBytes);
+  const WarpgroupBlock<Value, Tile> block{job, shared, lists, aligned, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kFirstLoader) {
     give_registers_back<56>();

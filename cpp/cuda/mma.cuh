@@ -100,6 +100,12 @@ UPFOLD_DEVICE void copy_async_wait() {
 UPFOLD_DEVICE std::uint64_t matrix_descriptor(std::uint32_t at, std::uint32_t vector_pitch, std::uint32_t group_pitch) {
   return std::uint64_t(group_pitch) << 32 | (vector_pitch << 16 | at);
 }
+// The same of rows of four vectors, which follow one another: of row r, counted from a multiple of 512 bytes, vector v lies at
+// v ^ (r / 2 % 4). An operand may begin at any row.
+UPFOLD_DEVICE std::uint64_t swizzled_descriptor(std::uint32_t at, std::uint32_t group_pitch) {
+  constexpr std::uint64_t kSwizzle64 = std::uint64_t(2) << 62;
+  return kSwizzle64 | matrix_descriptor(at, 1, group_pitch);
+}
 
 // Between ordinary accesses to the sums and the first product that adds to them.
 UPFOLD_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

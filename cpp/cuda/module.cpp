@@ -69,7 +69,19 @@ struct BoundCall {
 };
 using DirectCall = BoundCall<upfold::cuda::DirectOperands, upfold::cuda::direct>;
 using DepthwiseCall = BoundCall<upfold::cuda::DepthwiseOperands, upfold::cuda::depthwise>;
-using FusedCall = BoundCall<upfold::cuda::FusedOperands, upfold::cuda::fused>;
+using upfold::cuda::FusedCall;
+
+// (tiles, steps, patch, parts)
+py::tuple fused_work(const FusedCall& call) {
+  const upfold::cuda::FusedWork work = call.work();
+  return py::make_tuple(work.tiles, work.steps, work.patch, work.parts);
+}
+
+void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+           std::uintptr_t workspace, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
+}
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor, whether of warpgroups) of each tile
 // choice.
@@ -155,12 +167,13 @@ PYBIND11_MODULE(_cuda, m) {
       .def("enqueue", &DepthwiseCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("fused_tiles", &fused_tiles);
-  m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
-  m.def("fused_workspace_bytes", &upfold::cuda::fused_workspace_bytes, py::arg("device"), py::arg("problem"), py::arg("config"));
+  m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   py::class_<FusedCall>(m, "FusedCall", py::module_local())
-      .def(py::init([](const Problem& problem, int config, int device) { return FusedCall{problem, config, device}; }),
-           py::arg("problem"), py::arg("config"), py::arg("device"))
-      .def("enqueue", &FusedCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
+      .def_property_readonly("work", &fused_work)
+      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);

@@ -268,9 +268,12 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     const std::vector<FusedTileSize> tiles = fused_tiles();
     for (int config = 0; config < int(tiles.size()); ++config) {
       // The tools that look for races know nothing of the barriers that warpgroups wait at; problems are small for these alone.
-      if (!fused_fits(0, p, config) || pick(random, {0, 1, 2}) != 0 || (small && tiles[std::size_t(config)].products > 0)) continue;
-      compare("fused", p, has_bias, random, fused_workspace_bytes(0, p, config), tally,
-              [&](void* x, void* w, void* b, void* y, void* space) { fused(launch, p, {x, w, b, y, space}, config); });
+      const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16});  // of a buffer, and less
+      if (!fused_fits(0, p, config, alignment) || pick(random, {0, 1, 2}) != 0) continue;
+      if (small && tiles[std::size_t(config)].products > 0) continue;
+      const FusedCall fused(0, p, config, alignment);
+      compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
+              [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });
     }
     if (!with_gemm) continue;
     for (const bool atomic : {false, true}) {
