@@ -34,9 +34,6 @@ inline std::int64_t sum_bytes(Dtype dtype) { return element_bytes(dtype) < 4 ? 4
 struct Launch {
   std::int32_t device;
   std::uintptr_t stream;
-  // Whether a kernel may start while the one before it on the stream ends, where the device can: it then waits for that one itself
-  // (values.cuh, await_previous), which kernels of col2im do.
-  bool overlaps = false;
 };
 
 // y[n, oc, out] = activation(sum of the columns that reach it + bias[oc]), in gather form: each output has one writer and sums

@@ -185,7 +185,6 @@ UPFOLD_DEVICE void store_lane(const RowsJob& job, Value* y, const Run& run, std:
 template <typename Value, typename Column, int kPhases, int kItems, int kPairs>
 __global__ void __launch_bounds__(kRowThreads)
     col2im_joined_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  await_previous();
   constexpr int kRun = kPairs * kPhases;
   std::uint32_t rest = blockIdx.x;
   const std::int32_t phase = std::int32_t(take(job.chunks, rest)) * kPhases, stride = std::int32_t(job.w.stride.value);
@@ -221,7 +220,6 @@ __global__ void __launch_bounds__(kRowThreads)
 template <typename Value, typename Column, int kPhases>
 __global__ void __launch_bounds__(kRowThreads)
     col2im_channels_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  await_previous();
   constexpr int kItems = kTileChannels / kWarps;
   __shared__ Value outputs[32 * kPhases][kTileChannels + 1];
   __shared__ std::int64_t begins[32];  // offset in y of each lane's first output

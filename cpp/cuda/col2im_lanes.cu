@@ -50,7 +50,6 @@ UPFOLD_DEVICE void finish_run(const RowsJob& job, float bias, float (&sums)[kCou
 template <typename Value, typename Column, int kStride, int kVector, int kItems>
 __global__ void __launch_bounds__(kRowThreads)
     col2im_lanes_kernel(const LanesJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  await_previous();
   constexpr int kRun = kStride * kVector;
   const RowsJob& rows = job.rows;
   std::uint32_t rest = blockIdx.x * kRowThreads + threadIdx.x;

@@ -107,7 +107,6 @@ UPFOLD_DEVICE void store_items(const RowsJob& job, Value* y, std::int32_t unit, 
 template <typename Value, typename Column, int kPhases, int kItems>
 __global__ void __launch_bounds__(kRowThreads)
     col2im_rows_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  await_previous();
   constexpr int kPairs = kPair<Column>;
   std::uint32_t rest = blockIdx.x * kWarps + threadIdx.x / 32;
   if (rest >= job.warps) return;

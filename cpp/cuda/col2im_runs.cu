@@ -56,7 +56,6 @@ UPFOLD_DEVICE void add_row(const RowsJob& job, const RunTaps<kRun>& taps, std::i
 template <typename Value, typename Column, int kRun, int kItems>
 __global__ void __launch_bounds__(kRowThreads)
     col2im_runs_kernel(const RowsJob job, const Column* __restrict__ columns, const Value* __restrict__ bias, Value* y) {
-  await_previous();
   std::uint32_t rest = blockIdx.x;
   std::uint32_t position = take(job.tiles, rest) * kRowThreads + threadIdx.x;
   if (position >= job.positions) return;

@@ -71,7 +71,6 @@ UPFOLD_DEVICE Sum<Column> gather(const ColumnsJob<Index>& job, const Column* col
 template <typename Value, typename Column, typename Index>
 __global__ void __launch_bounds__(kThreads)
     col2im_kernel(ColumnsJob<Index> job, const Column* columns, const Value* bias, Value* y) {
-  await_previous();
   const std::int64_t step = std::int64_t(gridDim.x) * kThreads;
   for (std::int64_t i = std::int64_t(blockIdx.x) * kThreads + threadIdx.x; i < job.total; i += step) {
     Index rest = Index(i), oc = 0;

@@ -54,7 +54,6 @@ class Call {
  public:
   Call(const Launch& launch, const Problem& p, const GemmOptions& options, const GemmPlan& plan, const GemmOperands& operands)
       : launch_(launch),
-        after_product_{launch.device, launch.stream, true},
         p_(p),
         options_(options),
         operands_(operands),
@@ -102,12 +101,9 @@ class Call {
     if (options_.atomic) {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
     } else {
-      col2im(behind(block), p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+      col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
     }
   }
-
-  // A launch that may overlap the end of the block's product, if it has one.
-  const Launch& behind(const GemmBlock& block) const { return block.pixels > 0 ? after_product_ : launch_; }
 
   void run_windows() {
     const std::int64_t lines = p_.out_channels * p_.kernel_d * p_.kernel_h;
@@ -133,7 +129,7 @@ class Call {
     const std::int64_t row = block.columns.row_stride;
     if (block.pixels > 0) multiply_windows(row, lines);
     const ColumnStrides strides{p_.kernel_d * p_.kernel_h * row, p_.kernel_h * row, row, lines * row};
-    col2im(behind(block), plan_.window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+    col2im(launch_, plan_.window.reduced, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
   }
 
   // columns = im2col(y); x = the sums over windows of what each gives to its pixels.
@@ -311,7 +307,6 @@ class Call {
   }
 
   const Launch& launch_;
-  const Launch after_product_;
   const Problem& p_;
   const GemmOptions& options_;
   const GemmOperands& operands_;

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "../error.h"
 #include "api.h"
 
@@ -50,51 +48,13 @@ struct Exactly {
   using Type = T;
 };
 
-// Whether an overlapping launch is one: capability 9.0, code compiled for it (older code that the driver translates does not wait),
-// and a driver whose graphs hold such launches. Asked once for each device; kernels are all compiled alike.
-inline bool can_overlap(const void* kernel, int device) {
-#if CUDART_VERSION >= 12030
-  constexpr int kMostDevices = 64, kOldestDriver = 12030;
-  static std::atomic<int> answers[kMostDevices];  // 0: not known, 1: no, 2: yes
-  if (device < 0 || device >= kMostDevices) return false;
-  int answer = answers[device].load(std::memory_order_relaxed);
-  if (answer == 0) {
-    int major = 0, driver = 0;
-    cudaFuncAttributes attributes;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-    answer = major >= 9 && driver >= kOldestDriver && attributes.ptxVersion >= 90 ? 2 : 1;
-    answers[device].store(answer, std::memory_order_relaxed);
-  }
-  return answer == 2;
-#else
-  return (void)kernel, (void)device, false;
-#endif
-}
-
-inline cudaError_t start_kernel(const void* kernel, const Launch& launch, unsigned blocks, unsigned threads, void** arguments) {
-  const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
-#if CUDART_VERSION >= 12030
-  if (launch.overlaps && can_overlap(kernel, launch.device)) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = 1;
-    return cudaLaunchKernelExC(&config, kernel, arguments);
-  }
-#endif
-  return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
-}
-
 // A status of this launch alone: cudaGetLastError would also report, and swallow, an earlier failure of somebody else's.
 template <typename... Parameters>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
                    typename Exactly<Parameters>::Type... arguments) {
   void* pointers[] = {static_cast<void*>(&arguments)...};
-  const cudaError_t status = start_kernel(reinterpret_cast<const void*>(kernel), launch, blocks, threads, pointers);
+  const cudaError_t status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
+                                              reinterpret_cast<cudaStream_t>(launch.stream));
   if (status == cudaSuccess) return;  // the text below takes longer than a launch
   check(status,
         concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());

@@ -92,12 +92,4 @@ UPFOLD_DEVICE void add_product(Complex<Real>& sum, Complex<Real> a, Complex<Real
   add_product(sum.im, a.im, b.re);
 }
 
-// Until the kernel before this one on the stream has ended and its writes are seen: the first thing that a kernel does which may
-// be launched early (Launch::overlaps); it returns at once where it was not.
-UPFOLD_DEVICE void await_previous() {
-#if __CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12030
-  cudaGridDependencySynchronize();
-#endif
-}
-
 }  // namespace upfold::cuda
