@@ -160,13 +160,13 @@ std::vector<FusedTileSize> fused_tiles();
 // TF32); `alignment` bytes, at most 16, divide the address of x.
 bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct FusedPlan;
-// What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one; inputs that a tile reads, and parts
-// that the reduction is cut into. All 0 where kernel and stride are equal.
+// What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one; inputs that a tile reads, and
+// parts that the reduction is cut into. All 0 where kernel and stride are equal.
 struct FusedWork {
   std::int64_t tiles, steps, patch, parts;
 };
-// The transposed convolution in one pass on tensor cores (compute capability 8.0 and newer), bias and activation included. Planned
-// once, then the same for any operands and by any thread.
+// The transposed convolution in one pass on tensor cores (compute capability 8.0 and newer), bias and activation included.
+// Planned once, then the same for any operands and by any thread.
 class FusedCall {
  public:
   FusedCall(int device, const Problem& p, int config, std::int64_t alignment);

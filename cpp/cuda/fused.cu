@@ -25,7 +25,8 @@ namespace {
 
 template <typename Tile>
 constexpr FusedTileSize size_of() {
-  FusedTileSize size{Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks};
+  FusedTileSize size{Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits,
+                     Tile::kVectors,  Tile::kThreads, Tile::kBlocks};
   if constexpr (kOfWarpgroups<Tile>) {
     size.threads = Tile::kBlockThreads, size.products = Tile::kInsts, size.product_groups = Tile::kInstN8;
     size.stages = Tile::kStages;
@@ -37,7 +38,7 @@ constexpr FusedTileSize kTiles[] = {
     UPFOLD_FUSED_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 #define UPFOLD_TILE(index, Value, ...) size_of<WarpgroupTile<__VA_ARGS__>>(),
-    UPFOLD_WARPGROUP_TILES(UPFOLD_TILE, )
+        UPFOLD_WARPGROUP_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
@@ -93,7 +94,8 @@ FusedWork FusedCall::work() const {
 void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
   if (problem_.batch == 0) return;
   const std::uintptr_t x_address = reinterpret_cast<std::uintptr_t>(operands.x);
-  require(x_address % std::uintptr_t(alignment_) == 0, "x begins at ", x_address, "; it was planned for a multiple of ", alignment_);
+  require(x_address % std::uintptr_t(alignment_) == 0, "x begins at ", x_address, "; it was planned for a multiple of ",
+          alignment_);
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);

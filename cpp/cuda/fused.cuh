@@ -13,9 +13,9 @@
 
 namespace upfold::cuda {
 
-constexpr int kMostShifts = 128;  // in the box of displacements
-constexpr int kMostPhases = 4;    // of one set
-constexpr int kWordBytes = 16;    // of one such vector
+constexpr int kMostShifts = 128;    // in the box of displacements
+constexpr int kMostPhases = 4;      // of one set
+constexpr int kWordBytes = 16;      // of one such vector
 constexpr int kSwizzleBytes = 512;  // what the patches of warpgroups are aligned to
 
 struct FusedAxis {
@@ -44,14 +44,14 @@ struct FusedJob {
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead
-  std::int32_t group_pitch;  // pixels of the patch from 8 units of a warpgroup product to the next
-  bool flat;            // one shift at most: a tile is a run of units of all samples, its patch is its units
-  bool dense_y;         // 16 bytes of channels of y are one aligned vector
-  bool wide;            // outputs of neighbouring units in all width phases of a set are one aligned vector
-  std::int64_t units;   // of all samples
-  std::int32_t ic, oc;  // channels of a group
-  std::int32_t chunks;  // of the reduction
-  Divisor splits;       // of the reduction, each of split_chunks chunks in a block of its own
+  std::int32_t group_pitch;             // pixels of the patch from 8 units of a warpgroup product to the next
+  bool flat;                            // one shift at most: a tile is a run of units of all samples, its patch is its units
+  bool dense_y;                         // 16 bytes of channels of y are one aligned vector
+  bool wide;                            // outputs of neighbouring units in all width phases of a set are one aligned vector
+  std::int64_t units;                   // of all samples
+  std::int32_t ic, oc;                  // channels of a group
+  std::int32_t chunks;                  // of the reduction
+  Divisor splits;                       // of the reduction, each of split_chunks chunks in a block of its own
   std::int32_t split_chunks;
   std::int32_t most_slots;    // of a set
   std::int32_t group_shifts;  // shifts whose weights lie in shared memory together

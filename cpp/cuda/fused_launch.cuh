@@ -29,15 +29,12 @@
   template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
                                                                               Value*);                                     \
   template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
-#define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                    \
-  template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, std::uint32_t,         \
-                                                                                     const Value*, const ShiftList*,       \
-                                                                                     const uint4*, const Value*, Value*,   \
-                                                                                     float4*);                             \
-  template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*,            \
-                                                                                  const Value*, Value*);                   \
-  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*,   \
-                                                                                uint4*);
+#define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                        \
+  template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                          \
+      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*);             \
+  template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
+                                                                                  Value*);                                     \
+  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
 // In namespace upfold::cuda, each once for each type.
 #define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
 #define UPFOLD_INSTANTIATE_WARPGROUPS(Value) UPFOLD_WARPGROUP_TILES(UPFOLD_INSTANTIATE_WARPGROUP, Value)
@@ -110,13 +107,15 @@ void run_warpgroups(const Launch& launch, const FusedPlan& plan, const FusedOper
 // Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.
 template <typename Value>
 bool has_warpgroups() {
-  cudaFuncAttributes attributes;
-#define UPFOLD_FIRST(index, Value, ...) \
-  if (index == kFirstWarpgroupTile)     \
-    check(cudaFuncGetAttributes(&attributes, fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>), "cudaFuncGetAttributes");
+  cudaFuncAttributes found;
+#define UPFOLD_FIRST(index, Value, ...)                                                               \
+  if (index == kFirstWarpgroupTile) {                                                                 \
+    const auto kernel = fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>;                    \
+    check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes"); \
+  }
   UPFOLD_WARPGROUP_TILES(UPFOLD_FIRST, Value)
 #undef UPFOLD_FIRST
-  return attributes.sharedSizeBytes > 0;
+  return found.sharedSizeBytes > 0;
 }
 
 }  // namespace upfold::cuda

@@ -1,5 +1,5 @@
-// How the fused method's blocks bring x into shared memory: asynchronous copies of its rows as they lie, and their turning into the
-// patch, where 16 bytes hold the channels of one pixel. The loaders of a block (Tile::kLoaders) call these together.
+// How the fused method's blocks bring x into shared memory: asynchronous copies of its rows as they lie, and their turning into
+// the patch, where 16 bytes hold the channels of one pixel. The loaders of a block (Tile::kLoaders) call these together.
 #pragma once
 
 #include "fused_store.cuh"

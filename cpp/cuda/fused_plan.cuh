@@ -99,7 +99,8 @@ class Planner {
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
-    plan_.shared_bytes = int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
+    plan_.shared_bytes =
+        int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
     return true;
   }
 
@@ -122,7 +123,8 @@ class Planner {
   int grain_of_runs() const {
     bool in_order = p_.in_w == 1 || p_.x.w == 1;
     in_order = in_order && (p_.in_h == 1 || p_.x.h == p_.in_w) && (p_.in_d == 1 || p_.x.d == p_.in_w * p_.in_h);
-    for (const FusedAxis& axis : plan_.job.axis) in_order = in_order && axis.low == 0 && axis.units.value == std::uint32_t(axis.in);
+    for (const FusedAxis& axis : plan_.job.axis)
+      in_order = in_order && axis.low == 0 && axis.units.value == std::uint32_t(axis.in);
     const std::int64_t steps = (p_.batch > 1 ? p_.x.n : 0) | p_.x.c | in_pixels(p_);
     const std::int64_t bytes = in_order ? steps * element_ | alignment_ | kWordBytes : element_;
     return int(bytes & -bytes);

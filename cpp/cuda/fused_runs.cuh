@@ -1,6 +1,6 @@
-// How warpgroups of the fused method store their sums: through shared memory, a few runs of outputs at a time, so that lanes store
-// vectors of neighbouring outputs or channels, and the code that does it is short. (Unrolled over all sums of a thread it took
-// 10,000 to 20,000 instructions, and waiting for them 15 us a tile on an H200.)
+// How warpgroups of the fused method store their sums: through shared memory, a few runs of outputs at a time, so that lanes
+// store vectors of neighbouring outputs or channels, and the code that does it is short. (Unrolled over all sums of a thread it
+// took 10,000 to 20,000 instructions, and waiting for them 15 us a tile on an H200.)
 #pragma once
 
 #include "fused_store.cuh"
@@ -8,8 +8,8 @@
 
 namespace upfold::cuda {
 
-constexpr int kRunOutputs = 16;        // of 8 * kInsts units in all width phases of a set
-constexpr int kRunPitch = 20;          // floats from one channel to the next: 16 bytes aligned, and in different banks
+constexpr int kRunOutputs = 16;  // of 8 * kInsts units in all width phases of a set
+constexpr int kRunPitch = 20;    // floats from one channel to the next: 16 bytes aligned, and in different banks
 constexpr int kRunFloats = 16 * kRunPitch;
 constexpr int kStagedRuns = 2;
 constexpr int kStagedVectors = kStagedRuns * kRunFloats / 4;  // of 16 bytes, of a warp
@@ -25,10 +25,12 @@ struct RunStore {
   std::int32_t channels, lane;
 
   // Where output number `i` of a run lies in a channel; -1: nowhere. `unit` is the run's first unit.
-  __device__ __forceinline__ std::int64_t place_of(std::int32_t i, std::int32_t unit, UnitTarget target, std::int32_t phase_h) const {
+  __device__ __forceinline__ std::int64_t place_of(std::int32_t i, std::int32_t unit, UnitTarget target,
+                                                   std::int32_t phase_h) const {
     const std::int32_t phase = i % Tile::kPhasesW, stride = job.axis[2].taps.stride;
     std::int32_t u = i / Tile::kPhasesW;
-    if (job.flat && target.ow + u * stride >= job.axis[2].out) target = target_of<Tile>(job, place, unit + u), u = 0;  // another row
+    if (job.flat && target.ow + u * stride >= job.axis[2].out)
+      target = target_of<Tile>(job, place, unit + u), u = 0;  // another row
     const bool inside = target.live && place.set.w + phase < stride && target.ow + u * stride + phase < job.axis[2].out &&
                         target.oh + phase_h < job.axis[1].out;
     return inside ? target.offset + phase_h * job.y_axis[1] + (u * stride + phase) * job.y_axis[2] : -1;

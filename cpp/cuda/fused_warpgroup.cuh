@@ -3,11 +3,12 @@
 // Two warpgroups multiply, four warps apart: each owns 64 output channels in every phase of a set and kN8 * 8 units. They differ
 // in their channels (kWarpsM = 8) or in their units (kWarpsM = 4). Seven warps load x and turn it, one copies packed weights;
 // they run ahead, into the next tile too, since a block takes one tile after another. What is handed over:
-//   patch    [2][pixel][vector][16 bytes]                a chunk of x, swizzled; one buffer is filled while the other is multiplied
-//   weight   [kStages][slot][vector][channel][16 bytes]  the slots of a group of shifts, of one chunk
-//   lists    [2]                                         the shifts of a tile's set
-// A product reads kInstN8 groups of 8 neighbouring units whose patches lie at one distance from each other (FusedJob::group_pitch):
-// rows of 8 * kInsts units, one below the other, or one long row. Product i takes units 8 * i to 8 * i + 7 of each row.
+//   patch    [2][pixel][vector][16 bytes]                a chunk of x, swizzled; one buffer is filled while the other is
+//   multiplied weight   [kStages][slot][vector][channel][16 bytes]  the slots of a group of shifts, of one chunk lists    [2] the
+//   shifts of a tile's set
+// A product reads kInstN8 groups of 8 neighbouring units whose inputs lie at one distance from each other
+// (FusedJob::group_pitch): rows of 8 * kInsts units, one below the other, or one long row. Product i takes units 8 * i to 8 * i +
+// 7 of each row.
 #pragma once
 
 #include "fused_pack.cuh"
@@ -21,7 +22,6 @@ struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_
   static constexpr int kFirstLoader = 256, kLoaders = 224, kBlockThreads = 512;
   static constexpr bool kSwizzled = true;
 };
-
 
 #if UPFOLD_WARPGROUPS
 struct WarpgroupShared {
@@ -102,7 +102,7 @@ struct WarpgroupBlock {
           const std::int32_t end = begin + job.group_shifts < work.shifts ? begin + job.group_shifts : work.shifts;
           const std::int32_t first = list.first_slot[begin], bytes = (list.first_slot[end] - first) * kSlotWords * kWordBytes;
           const std::uint32_t full = address(shared.weight_full[stage.at]);
-          barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // at first it is: the phase before has ended
+          barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
           barrier_arrive_expecting(full, std::uint32_t(bytes));
           copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + first) * kSlotWords,
                     std::uint32_t(bytes), full);
@@ -166,7 +166,8 @@ struct WarpgroupBlock {
           // The list of the tile before last, of those with taps, is out of use: its chunks have been released.
           uint4* const to = reinterpret_cast<uint4*>(&shared.lists[list.at]);
           const uint4* const list_from = reinterpret_cast<const uint4*>(lists + work.set_number);
-          for (std::int32_t j = loader_of<Tile>(); j < std::int32_t(sizeof(ShiftList) / 16); j += Tile::kLoaders) to[j] = list_from[j];
+          for (std::int32_t j = loader_of<Tile>(); j < std::int32_t(sizeof(ShiftList) / 16); j += Tile::kLoaders)
+            to[j] = list_from[j];
           list.next();
         }
         two ? copy_async_wait<1>() : copy_async_wait<0>();
@@ -181,8 +182,9 @@ struct WarpgroupBlock {
     }
   }
 
-  // The products of the shifts from `begin` to `end`; places in units of 16 bytes. Each slot is a group of its own, committed where
-  // it is issued (a commit behind a branch would wait for all before it), and one more may be unfinished; then `done_before` runs.
+  // The products of the shifts from `begin` to `end`; places in units of 16 bytes. Each slot is a group of its own, committed
+  // where it is issued (a commit behind a branch would wait for all before it), and one more may be unfinished; then
+  // `done_before` runs.
   template <typename Done>
   __device__ __forceinline__ void multiply(const ShiftList& list, std::int32_t begin, std::int32_t end, std::uint64_t a,
                                            std::uint64_t b, float (&sums)[Tile::kPhases][1][Tile::kN8][4],

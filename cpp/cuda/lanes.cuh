@@ -19,8 +19,8 @@ UPFOLD_DEVICE std::uint32_t pair_of(float low, float high) {
 
 UPFOLD_DEVICE std::uint32_t exchange(std::uint32_t word, int lanes) { return __shfl_xor_sync(0xffffffffu, word, lanes); }
 
-// Stores kBytes of `words`, aligned to them, to global memory. As plain assignments the wide stores would be merged with the narrow
-// ones of other branches, and cut like them.
+// Stores kBytes of `words`, aligned to them, to global memory. As plain assignments the wide stores would be merged with the
+// narrow ones of other branches, and cut like them.
 template <int kBytes>
 UPFOLD_DEVICE void store_words(void* to, const std::uint32_t* words) {
   if constexpr (kBytes == 2) *static_cast<std::uint16_t*>(to) = std::uint16_t(*words);

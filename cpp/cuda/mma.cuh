@@ -123,29 +123,31 @@ UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 template <typename Value, int kN8, int kStep, int kFirst>
 struct WarpgroupCore;
 
-#define UPFOLD_SUMS_1(j) \
-  "+f"(s[(j) * kStep + kFirst][0]), "+f"(s[(j) * kStep + kFirst][1]), "+f"(s[(j) * kStep + kFirst][2]), "+f"(s[(j) * kStep + kFirst][3])
+#define UPFOLD_SUMS_1(j)                                                                                \
+  "+f"(s[(j) * kStep + kFirst][0]), "+f"(s[(j) * kStep + kFirst][1]), "+f"(s[(j) * kStep + kFirst][2]), \
+      "+f"(s[(j) * kStep + kFirst][3])
 #define UPFOLD_SUMS_4(j) UPFOLD_SUMS_1(j), UPFOLD_SUMS_1(j + 1), UPFOLD_SUMS_1(j + 2), UPFOLD_SUMS_1(j + 3)
-#define UPFOLD_NAMES_32                                                                                     \
+#define UPFOLD_NAMES_32                                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
   "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define UPFOLD_NAMES_64                                                                                               \
-  UPFOLD_NAMES_32                                                                                                     \
+#define UPFOLD_NAMES_64                                                                                              \
+  UPFOLD_NAMES_32                                                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                          \
-  template <int kStep, int kFirst>                                                                                   \
-  struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                 \
-    static __device__ __forceinline__ void add(float (&s)[kN8_ * kStep][4], std::uint64_t a, std::uint64_t b) {      \
-      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" \
-                   names "}, " descriptors ", adds, 1, 1" turns ";\n}"                                               \
-                   : __VA_ARGS__                                                                                     \
-                   : "l"(a), "l"(b));                                                                                \
-    }                                                                                                                \
+#define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                                 \
+  template <int kStep, int kFirst>                                                                                          \
+  struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                        \
+    static __device__ __forceinline__ void add(float (&s)[kN8_ * kStep][4], std::uint64_t a, std::uint64_t b) {             \
+      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" names \
+                   "}, " descriptors ", adds, 1, 1" turns ";\n}"                                                            \
+                   : __VA_ARGS__                                                                                            \
+                   : "l"(a), "l"(b));                                                                                       \
+    }                                                                                                                       \
   };
-#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                                    \
-  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0), UPFOLD_SUMS_4(4)) \
-  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0),          \
+#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                          \
+  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0),   \
+                        UPFOLD_SUMS_4(4))                                                                           \
+  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0), \
                         UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))
 UPFOLD_WARPGROUP_CORES(__half, "k16", "f32.f16.f16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")

@@ -173,8 +173,7 @@ PYBIND11_MODULE(_cuda, m) {
            py::arg("alignment"))
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
-      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-           py::arg("stream"));
+      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }
