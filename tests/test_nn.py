@@ -58,11 +58,11 @@ def test_same_layer(ndim, positional, keywords):
 
 
 @NDIMS
-def test_signature_is_torchs_and_two_keywords(ndim):
+def test_signature_is_torchs_and_three_keywords(ndim):
     mine, theirs = (inspect.signature(kind.__init__).parameters for kind in LAYERS[ndim][:2])
     assert list(mine)[: len(theirs)] == list(theirs)
     added = set(mine) - set(theirs)
-    assert added == {"algorithm", "activation"}
+    assert added == {"algorithm", "activation", "crop"}
     assert all(mine[name].kind is inspect.Parameter.KEYWORD_ONLY for name in added)
 
 

@@ -32,7 +32,8 @@ Sizes = tuple[int, ...]
 def schema_geometry(ndim: int, arguments: Arguments, algorithm: str | None) -> tuple[Any, ...]:
     """`arguments` and `algorithm` in the order and form of the operators' schemas."""
     g = make_geometry(ndim, *arguments)
-    return list(g.stride), list(g.padding), list(g.output_padding), list(g.dilation), g.groups, encode_algorithm(algorithm)
+    padding = list(g.flat_padding)
+    return list(g.stride), padding, list(g.output_padding), list(g.dilation), g.groups, encode_algorithm(algorithm)
 
 
 def schema_blocks(ndim: int, arguments: BlockArguments) -> tuple[Any, ...]:

@@ -12,14 +12,23 @@ import torch
 
 from . import layout
 from .algorithms import REGISTRY, Algorithm, Tensors
+from .crop import cropped_padding
 from .dispatch import current, plan, workspace_cap
-from .geometry import IntOrInts, InvalidArgument, cached_geometry, conv_shape, conv_transpose_shape, conv_transpose_weight_shape
+from .geometry import (
+    Edges,
+    IntOrInts,
+    InvalidArgument,
+    cached_geometry,
+    conv_shape,
+    conv_transpose_shape,
+    conv_transpose_weight_shape,
+)
 from .overlap import check_out
 from .precision import convolutions_take_tf32
 from .problem import DTYPE_BYTES, DTYPE_CODES, Activation, ActivationLike, Operator, Problem, make_problem
 
-# stride, padding, output_padding, groups, dilation, in torch's order; hashable
-Arguments = tuple[IntOrInts, IntOrInts, IntOrInts, int, IntOrInts]
+# stride, padding, output_padding, groups, dilation, in torch's order; hashable; a crop is part of the padding
+Arguments = tuple[IntOrInts, IntOrInts | Edges, IntOrInts, int, IntOrInts]
 _MOST_LAUNCHES = 4096
 _MOST_ALIGNMENT = 16  # bytes; no access of the kernels is wider
 _DENSE = (1,)
@@ -306,7 +315,10 @@ def describe_conv_transpose_weight(
 
 def problem_of_layer(layer: Any, x: torch.Tensor) -> Problem:
     """The problem of a transposed-convolution layer for an input, batched or not."""
-    arguments = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+    crop, padding = getattr(layer, "crop", None), layer.padding
+    if crop is not None:
+        padding = cropped_padding(layer.weight.dim() - 2, padding, crop)
+    arguments = (layer.stride, padding, layer.output_padding, layer.groups, layer.dilation)
     batched = x if x.dim() == layer.weight.dim() else x.unsqueeze(0)
     return describe(batched, layer.weight, layer.bias, arguments, getattr(layer, "activation", None))
 

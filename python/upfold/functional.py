@@ -13,6 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import activation as activations
 from . import autograd, columns, execute
+from .crop import Crop, cropped, cropped_padding
 from .dispatch import FALLBACK, check_name, current, fallback_allowed
 from .execute import Arguments
 from .geometry import IntOrInts, InvalidArgument, conv_transpose_shape, make_geometry, per_axis
@@ -37,11 +38,12 @@ def conv_transpose1d(
     *,
     algorithm: str | None = None,
     activation: ActivationLike = None,
+    crop: Crop = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution over one spatial axis; see `conv_transpose2d`."""
     arguments = (stride, padding, output_padding, groups, dilation)
-    return _conv_transpose(1, input, weight, bias, arguments, algorithm, activation, out)
+    return _conv_transpose(1, input, weight, bias, arguments, algorithm, activation, out, crop)
 
 
 def conv_transpose2d(
@@ -56,6 +58,7 @@ def conv_transpose2d(
     *,
     algorithm: str | None = None,
     activation: ActivationLike = None,
+    crop: Crop = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution over two spatial axes, equivalent to ``torch.nn.functional.conv_transpose2d``.
@@ -76,6 +79,8 @@ def conv_transpose2d(
         algorithm: one of ``upfold.algorithms()``; None leaves the choice to ``upfold.use`` and, without it, to upfold.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied
             with the bias, in the same pass when no gradient is asked for. Not for complex numbers.
+        crop: output pixels to leave out, which are not computed: at both ends of every axis, or a pair (before, after) for each
+            axis, as ((0, 1), (2, 2)). Padding cuts alike; a crop may differ at the two ends.
         out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused
             where a gradient is needed.
 
@@ -87,7 +92,7 @@ def conv_transpose2d(
         TypeError: a size is no integer, or an operand no tensor.
     """
     arguments = (stride, padding, output_padding, groups, dilation)
-    return _conv_transpose(2, input, weight, bias, arguments, algorithm, activation, out)
+    return _conv_transpose(2, input, weight, bias, arguments, algorithm, activation, out, crop)
 
 
 def conv_transpose3d(
@@ -102,11 +107,12 @@ def conv_transpose3d(
     *,
     algorithm: str | None = None,
     activation: ActivationLike = None,
+    crop: Crop = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution over three spatial axes; see `conv_transpose2d`."""
     arguments = (stride, padding, output_padding, groups, dilation)
-    return _conv_transpose(3, input, weight, bias, arguments, algorithm, activation, out)
+    return _conv_transpose(3, input, weight, bias, arguments, algorithm, activation, out, crop)
 
 
 _PUBLIC: dict[int, Callable[..., Tensor]] = {1: conv_transpose1d, 2: conv_transpose2d, 3: conv_transpose3d}
@@ -122,9 +128,12 @@ def _conv_transpose(
     algorithm: str | None,
     activation: ActivationLike,
     out: Tensor | None,
+    crop: Crop = None,
 ) -> Tensor:
     given = x is not None and w is not None
     if given and nobody_intercepts(x, w, bias, out) and x.dim() == ndim + 2 and _kernels_may_run(x):
+        if crop is not None:
+            arguments = _with_crop(ndim, arguments, crop)
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
@@ -135,7 +144,13 @@ def _conv_transpose(
             return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
         except TypeError:  # a list among the arguments
             return execute.conv_transpose(x, w, bias, _hashable(arguments), algorithm, _hashable_activation(activation), out)
-    return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out)
+    return _intercepted(ndim, x, w, bias, arguments, algorithm, activation, out, crop)
+
+
+def _with_crop(ndim: int, arguments: Arguments, crop: Crop) -> Arguments:
+    stride, padding, *rest = arguments
+    assert crop is not None
+    return (stride, cropped_padding(ndim, padding, crop), *rest)  # type: ignore[return-value, arg-type]
 
 
 def _kernels_may_run(t: Tensor) -> bool:
@@ -152,19 +167,20 @@ def _intercepted(
     algorithm: str | None,
     activation: ActivationLike,
     out: Tensor | None,
+    crop: Crop,
 ) -> Tensor:
     """The way through torch's machinery: subclasses, modes, transforms, tracing, other devices, and inputs without a batch."""
     operands = tuple(t for t in (x, w, bias, out) if t is not None)
     if has_torch_function(operands):
         names = ("stride", "padding", "output_padding", "groups", "dilation")
-        keywords = {"algorithm": algorithm, "activation": activation, "out": out}
+        keywords = {"algorithm": algorithm, "activation": activation, "crop": crop, "out": out}
         result: Tensor = handle_torch_function(_PUBLIC[ndim], operands, x, w, bias, **dict(zip(names, arguments)), **keywords)
         return result
     _check_tensors(input=x, weight=w, bias=bias, out=out)
     arguments = _hashable(arguments)
     if x.dim() == ndim + 1:
         batched_out = None if out is None else out.unsqueeze(0)
-        y = _conv_transpose(ndim, x.unsqueeze(0), w, bias, arguments, algorithm, activation, batched_out)
+        y = _conv_transpose(ndim, x.unsqueeze(0), w, bias, arguments, algorithm, activation, batched_out, crop)
         return y.squeeze(0) if out is None else out
     if x.dim() != ndim + 2:
         raise InvalidArgument(
@@ -174,13 +190,16 @@ def _intercepted(
     parsed = _check_activation(x, activation)
     if out is not None and needs_gradient(x, w, bias):
         raise _out_with_gradient()
+    whole = arguments
+    if crop is not None:
+        arguments = _with_crop(ndim, arguments, crop)
     if x.device.type in _OUR_DEVICES:
         y = autograd.conv_transpose(x, w, bias, arguments, algorithm)
     else:
         bias_shape = None if bias is None else bias.shape
         conv_transpose_shape(x.shape, w.shape, bias_shape, make_geometry(ndim, *arguments))
         _announce_fallback(x.device, algorithm or current().algorithm)
-        y = _TORCH[ndim](x, w, bias, *arguments)
+        y = cropped(_TORCH[ndim](x, w, bias, *whole), crop, ndim)
     y = activations.apply(y, parsed)
     return y if out is None else _written(out, y, x, w, bias)
 
@@ -238,7 +257,7 @@ def _hashable(arguments: Arguments) -> Arguments:
     return _entries(stride), _entries(padding), _entries(output_padding), groups, _entries(dilation)
 
 
-def _entries(value: IntOrInts) -> IntOrInts:
+def _entries(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 

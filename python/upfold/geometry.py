@@ -10,6 +10,7 @@ import operator as _operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -25,20 +26,44 @@ class InvalidArgument(ValueError, RuntimeError):
     """
 
 
+class Edges(NamedTuple):
+    """A padding that differs at the two ends of an axis, one entry per spatial axis: what a crop makes of one (`crop.py`)."""
+
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Geometry:
-    """Stride, padding, output padding and dilation, one entry per spatial axis, and the number of groups."""
+    """Stride, padding, output padding and dilation, one entry per spatial axis, and the number of groups.
+
+    `padding` is cut from the begin of each axis and, where `end_padding` says nothing else, from its end.
+    """
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
+    end_padding: tuple[int, ...] | None = None
 
     @property
     def ndim(self) -> int:
         """Number of spatial axes: 1, 2 or 3."""
         return len(self.stride)
+
+    @property
+    def flat_padding(self) -> tuple[int, ...]:
+        """The padding as integers alone: one for each axis, or all begins and then all ends."""
+        return self.padding if self.end_padding is None else self.padding + self.end_padding
+
+    def out_size(self, in_size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
+        """Spatial size of the output."""
+        axes = zip(in_size, kernel_size, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
+        sizes = tuple(output_size(*axis) for axis in axes)
+        if self.end_padding is None:
+            return sizes
+        return tuple(size + begin - end for size, begin, end in zip(sizes, self.padding, self.end_padding, strict=True))
 
 
 def per_axis(name: str, value: IntOrInts, ndim: int) -> tuple[int, ...]:
@@ -70,7 +95,7 @@ def per_axis(name: str, value: IntOrInts, ndim: int) -> tuple[int, ...]:
 
 
 def make_geometry(
-    ndim: int, stride: IntOrInts, padding: IntOrInts, output_padding: IntOrInts, groups: int, dilation: IntOrInts
+    ndim: int, stride: IntOrInts, padding: IntOrInts | Edges, output_padding: IntOrInts, groups: int, dilation: IntOrInts
 ) -> Geometry:
     """Normalise and check the arguments that do not depend on a tensor (torch's order of arguments).
 
@@ -79,12 +104,14 @@ def make_geometry(
             than the larger of stride and dilation on its axis.
         TypeError: something is no integer.
     """
+    padding, end_padding = padding if isinstance(padding, Edges) else (padding, None)
     geometry = Geometry(
         per_axis("stride", stride, ndim),
         per_axis("padding", padding, ndim),
         per_axis("output_padding", output_padding, ndim),
         per_axis("dilation", dilation, ndim),
         groups if isinstance(groups, torch.SymInt) else _operator.index(groups),
+        end_padding,
     )
     for name, entries, least in (
         ("stride", geometry.stride, 1),
@@ -149,13 +176,11 @@ def conv_transpose_shape(
             f"of output channels"
         )
     _check_positions(x_shape[2:], w_shape[2:], geometry)
-    spatial = tuple(
-        output_size(*sizes)
-        for sizes in zip(x_shape[2:], w_shape[2:], geometry.stride, geometry.padding, geometry.dilation, geometry.output_padding)
-    )
+    spatial = geometry.out_size(x_shape[2:], w_shape[2:])
     if any(size < 1 for size in spatial):
+        cut = geometry.padding if geometry.end_padding is None else (*zip(geometry.padding, geometry.end_padding),)
         raise InvalidArgument(
-            f"padding = {geometry.padding} gives output size {_show(spatial)} for input size {_show(x_shape[2:])}; "
+            f"padding = {cut} gives output size {_show(spatial)} for input size {_show(x_shape[2:])}; "
             f"each must be at least 1; reduce the padding or enlarge the input"
         )
     shape = (x_shape[0], out_channels, *spatial)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from . import dispatch, functional
+from .crop import Crop, cropped, parse_crop
 from .geometry import IntOrInts, InvalidArgument, block_geometry, make_geometry, output_size, per_axis
 from .problem import Activation, ActivationLike
 
@@ -85,6 +86,7 @@ class _TransposedConvolution(_ConvTransposeNd):
     # Typed by comments: annotations here would hide torch's own, which scripting reads.
     algorithm = None  # type: str | None
     activation = None  # type: ActivationLike
+    crop = None  # type: Crop
     _activation_code = 0
     _activation_slope = 0.0
     __constants__ = [*_ConvTransposeNd.__constants__, "_activation_code", "_activation_slope"]  # noqa: RUF012
@@ -109,6 +111,7 @@ class _TransposedConvolution(_ConvTransposeNd):
         *,
         algorithm: str | None = None,
         activation: ActivationLike = None,
+        crop: Crop = None,
     ) -> None:
         ndim = self._ndim
         geometry = make_geometry(ndim, stride, padding, output_padding, groups, dilation)
@@ -116,6 +119,8 @@ class _TransposedConvolution(_ConvTransposeNd):
         _check_sizes("kernel_size", kernel_size)
         _check_channels(in_channels, out_channels, groups)
         Activation.parse(activation)
+        if crop is not None:
+            parse_crop(ndim, crop)
         if algorithm is not None:
             dispatch.check_name(algorithm)
         sizes = (geometry.stride, geometry.padding, geometry.output_padding, geometry.groups)
@@ -125,6 +130,8 @@ class _TransposedConvolution(_ConvTransposeNd):
             self.algorithm = algorithm
         if activation is not None:
             self.activation = activation
+        if crop is not None:
+            self.crop = crop
 
     def _run(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         if type(input) is not Tensor or _tracing_state() is not None:
@@ -133,8 +140,9 @@ class _TransposedConvolution(_ConvTransposeNd):
                 return recorded  # type: ignore[no-any-return]
             if _answers_with_torch():
                 activation = Activation.parse(self.activation)
-                return _activate(super().forward(input, output_size), activation.code, activation.slope)
-        y: Tensor = self._operator(
+                y = cropped(super().forward(input, output_size), self.crop, self._ndim)
+                return _activate(y, activation.code, activation.slope)
+        result: Tensor = self._operator(
             input,
             self.weight,
             self.bias,
@@ -145,8 +153,9 @@ class _TransposedConvolution(_ConvTransposeNd):
             self.dilation,
             algorithm=self.algorithm,
             activation=self.activation,
+            crop=self.crop,
         )
-        return y
+        return result
 
     def _extra_for(self, input: Tensor, requested: Sequence[int]) -> tuple[int, ...]:
         """The output padding that gives the requested size, which names the spatial axes alone, or all."""
@@ -171,15 +180,17 @@ class _TransposedConvolution(_ConvTransposeNd):
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Put what TorchScript must know of the activation into plain numbers, just before a layer is scripted."""
+        if self.crop is not None:
+            raise InvalidArgument(f"crop = {self.crop}; TorchScript can't read it; crop the result outside of the layer")
         activation = Activation.parse(self.activation)
         if (activation.code, activation.slope) != (self._activation_code, self._activation_slope):
             self._activation_code, self._activation_slope = activation.code, activation.slope
         return self
 
     def extra_repr(self) -> str:
-        """Torch's text, with the algorithm and activation where they were set."""
+        """Torch's text, with the algorithm, activation and crop where they were set."""
         text: str = super().extra_repr()  # type: ignore[no-untyped-call]
-        for name in ("algorithm", "activation"):
+        for name in ("algorithm", "activation", "crop"):
             value = getattr(self, name)
             text += f", {name}={value!r}" if value is not None else ""
         return text
@@ -193,6 +204,8 @@ class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
             device, dtype: as in torch; sizes are in elements, integers or one-entry tuples.
         algorithm: None or "auto" to let upfold choose, or one of ``upfold.algorithms()``.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope).
+        crop: output pixels that are left out and not computed: at both ends of every axis, or a pair (before, after) for each
+            axis. The `output_size` of a call is the size before the crop.
 
     Raises:
         InvalidArgument: an argument, or a combination, that no input could satisfy.
@@ -222,6 +235,8 @@ class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
             device, dtype: as in torch; sizes are in elements, integers or (height, width).
         algorithm: None or "auto" to let upfold choose, or one of ``upfold.algorithms()``.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope).
+        crop: output pixels that are left out and not computed: at both ends of every axis, or a pair (before, after) for each
+            axis. The `output_size` of a call is the size before the crop.
 
     Raises:
         InvalidArgument: an argument, or a combination, that no input could satisfy.
@@ -251,6 +266,8 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
             device, dtype: as in torch; sizes are in elements, integers or (depth, height, width).
         algorithm: None or "auto" to let upfold choose, or one of ``upfold.algorithms()``.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope).
+        crop: output pixels that are left out and not computed: at both ends of every axis, or a pair (before, after) for each
+            axis. The `output_size` of a call is the size before the crop.
 
     Raises:
         InvalidArgument: an argument, or a combination, that no input could satisfy.

@@ -17,6 +17,7 @@ from .columns import BlockArguments
 from .dispatch import decode_algorithm
 from .execute import Arguments
 from .geometry import (
+    Edges,
     block_geometry,
     conv_shape,
     conv_transpose_shape,
@@ -42,9 +43,11 @@ _library = torch.library.Library("upfold", "DEF")
 
 
 def _arguments(geometry: Sequence[Any]) -> Arguments:
-    """stride, padding, output_padding, dilation, groups of a schema as the arguments of `execute`."""
+    """stride, padding (`Geometry.flat_padding`), output_padding, dilation, groups of a schema as the arguments of `execute`."""
     stride, padding, output_padding, dilation, groups = geometry
-    return tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
+    ndim, pads = len(stride), tuple(padding)
+    edges = pads if len(pads) == ndim else Edges(pads[:ndim], pads[ndim:])
+    return tuple(stride), edges, tuple(output_padding), groups, tuple(dilation)
 
 
 def _block_arguments(blocks: Sequence[Any]) -> BlockArguments:

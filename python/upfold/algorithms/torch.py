@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from .. import activation
 from ..problem import Operator, Problem
 from .base import Tensors
+
+
+class _Frame(NamedTuple):
+    """What torch computes of an axis, and how much more that is at either end than was asked for."""
+
+    padding: int
+    output_padding: int
+    before: int
+    after: int
+
+
+def _frame(problem: Problem, axis: int) -> _Frame:
+    """The least that torch's symmetric padding and its rule for output padding can express, and that holds the output."""
+    stride, pad_begin, dilation = problem.stride[axis], problem.padding[axis], problem.dilation[axis]
+    whole = (problem.in_size[axis] - 1) * stride + dilation * (problem.kernel_size[axis] - 1) + 1
+    extra = problem.out_size[axis] - whole + 2 * pad_begin  # the output padding beside that padding at both ends
+    # Less padding makes room at both ends.
+    before = max(0, extra - (max(stride, dilation) - 1))
+    return _Frame(pad_begin - before, max(0, extra - before), before, max(0, before - extra))
 
 
 class Torch:
@@ -36,7 +57,11 @@ class Torch:
         """Call torch and copy its result into the operand that the operator writes."""
         x, w, bias, y = tensors
         ndim = problem.spatial_ndim
-        stride, padding, dilation = (list(axes[3 - ndim :]) for axes in (problem.stride, problem.padding, problem.dilation))
+        stride, dilation = list(problem.stride[3 - ndim :]), list(problem.dilation[3 - ndim :])
+        frames = [_frame(problem, axis) for axis in range(3 - ndim, 3)]
+        padding, output_padding = [frame.padding for frame in frames], [frame.output_padding for frame in frames]
+        if problem.operator is not Operator.CONV_TRANSPOSE and any(frame.before or frame.after for frame in frames):
+            y = pad(y, [amount for frame in reversed(frames) for amount in (frame.before, frame.after)])
         if problem.operator is Operator.CONV:
             full = getattr(torch, f"conv{ndim}d")(y, w, None, stride, padding, dilation, problem.groups)
             # Output padding beyond the stride lets the plain formula find further positions, which x does not have.
@@ -44,17 +69,11 @@ class Torch:
                 full = full.narrow(axis, 0, x.shape[axis])
             x.copy_(full)
             return
-        output_padding = [
-            problem.out_size[axis]
-            - (problem.in_size[axis] - 1) * problem.stride[axis]
-            + 2 * problem.padding[axis]
-            - problem.dilation[axis] * (problem.kernel_size[axis] - 1)
-            - 1
-            for axis in range(3 - ndim, 3)
-        ]
         if problem.operator is Operator.CONV_TRANSPOSE:
             function = getattr(torch, f"conv_transpose{ndim}d")
             result = function(x, w, bias, stride, padding, output_padding, problem.groups, dilation)
+            for axis, frame in enumerate(frames, 2):
+                result = result.narrow(axis, frame.before, y.shape[axis])
             y.copy_(activation.apply(result, problem.activation))
             return
 
