@@ -1,9 +1,11 @@
-"""Models and comparisons shared by the tests of replacement, scanning and export."""
+"""Models and comparisons shared by the tests of replacement, patching, scanning and export."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import conv_transpose2d  # a name of its own, which no assignment to F reaches
 
 
 class Decoder(nn.Module):
@@ -22,6 +24,32 @@ class Decoder(nn.Module):
 def decoder() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(3)
     return Decoder().eval(), torch.randn(2, 3, 5, 6)
+
+
+class Upsampler(nn.Module):
+    """Calls torch's functions under every name that they have, and layers that call them: five convolutions, unfold, fold."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, 3) / 6)
+        self.line = nn.Parameter(torch.randn(4, 4, 3) / 3)
+        self.volume = nn.Parameter(torch.randn(4, 4, 1, 3, 3) / 6)
+        self.layer = nn.ConvTranspose2d(4, 4, 3, 2, 1)
+        self.windows = nn.Unfold(3, padding=1)
+
+    def forward(self, x):
+        x = conv_transpose2d(x, self.weight, stride=2)
+        x = torch.conv_transpose2d(x, self.weight, None, 1, 1).relu()
+        x = self.layer(x, output_size=[2 * size for size in x.shape[2:]])
+        x = F.conv_transpose1d(x.flatten(2), self.line, padding=1).view_as(x)
+        x = F.conv_transpose3d(x.unsqueeze(2), self.volume, padding=(0, 1, 1)).squeeze(2)
+        return F.fold(self.windows(x), x.shape[2:], 3, padding=1)
+
+
+def upsampler(dtype=torch.float32, requires_grad=False):
+    torch.manual_seed(5)
+    model = Upsampler().to(dtype)
+    return model, torch.randn(2, 4, 3, 5, dtype=dtype, requires_grad=requires_grad)
 
 
 def snapshot(model: nn.Module) -> list[tuple[type, dict]]:

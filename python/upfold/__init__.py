@@ -6,6 +6,7 @@ from .flops import register as _register_flops
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
+from .patch import patch
 from .replace import replace, restore, scan
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "conv_transpose3d",
     "explain",
     "fold",
+    "patch",
     "replace",
     "restore",
     "scan",

@@ -24,7 +24,7 @@ from .problem import Activation, ActivationLike
 _tracing_state = torch._C._get_tracing_state
 
 
-def _answers_with_torch() -> bool:
+def answers_with_torch() -> bool:
     """Whether torch is recording a file that must load without this package."""
     if _tracing_state() is not None:
         return True
@@ -138,7 +138,7 @@ class _TransposedConvolution(_ConvTransposeNd):
             recorded = _record_in_fx(self, input, {} if output_size is None else {"output_size": output_size})
             if recorded is not None:
                 return recorded  # type: ignore[no-any-return]
-            if _answers_with_torch():
+            if answers_with_torch():
                 activation = Activation.parse(self.activation)
                 y = cropped(super().forward(input, output_size), self.crop, self._ndim)
                 return _activate(y, activation.code, activation.slope)
@@ -302,7 +302,7 @@ class _Windows(nn.Module):
             recorded = _record_in_fx(self, input, {})
             if recorded is not None:
                 return recorded  # type: ignore[no-any-return]
-            if _answers_with_torch():
+            if answers_with_torch():
                 return super().forward(input)  # type: ignore[no-any-return]
         return self._compute(input)
 
