@@ -17,6 +17,7 @@ from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
 from .modes import FORWARD
 from .pairs import PairRow, print_pairs, run_fold, run_host
+from .patch import unpatched
 from .precision import float32_precision
 from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
@@ -95,6 +96,7 @@ class Results:
         return path
 
 
+@unpatched()
 def run(names: Sequence[str], options: Options, console: Any) -> Results:
     """Run suites and print a table for each as soon as it is done.
 

@@ -16,6 +16,7 @@ from .geometry import Geometry
 from .memory import held_beside_result
 from .methods import Method, our_method, peers
 from .modes import CHANNELS_LAST, FORWARD, Operands, describe, with_gradient
+from .patch import unpatched
 from .precision import tf32_allowed
 from .problem import Problem
 from .reference import Reference, reference
@@ -69,6 +70,7 @@ def compare_case(
     return compare(operands, case.geometry, conditions, name=case.name, size_text=case.size_text)
 
 
+@unpatched()
 def compare(
     operands: Operands,
     geometry: Geometry,

@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from . import dispatch, functional, observe, timing
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
+from .patch import unpatched
 from .report import LayerRow, Report
 
 
@@ -320,7 +321,8 @@ def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algo
         if key not in known:
             competitors = _competitors(layer, x, its_call, algorithm)
             try:
-                known[key] = timing.medians(competitors, x.device, seconds=_SECONDS_EACH)
+                with unpatched():
+                    known[key] = timing.medians(competitors, x.device, seconds=_SECONDS_EACH)
             except InvalidArgument as refusal:
                 contest.refusal = str(refusal)
                 return
