@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -16,6 +19,11 @@ if hypothesis is not None:
     hypothesis.settings.register_profile("thorough", max_examples=1000, **common)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+
+# A tuned plan of the developer's would change what the tests run, and no test may add to the developer's plans.
+os.environ["UPFOLD_CACHE_DIR"] = tempfile.mkdtemp(prefix="upfold-tests-")
+os.environ.pop("UPFOLD_TUNED", None)
+atexit.register(shutil.rmtree, os.environ["UPFOLD_CACHE_DIR"], ignore_errors=True)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: a pool of threads in each would only wait for the others. Tests about threads set their own number.

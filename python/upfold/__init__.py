@@ -8,6 +8,7 @@ from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import patch
 from .replace import replace, restore, scan
+from .tune import load_plans, save_plans, tune
 
 __version__ = "0.1.0"
 
@@ -27,10 +28,13 @@ __all__ = [
     "conv_transpose3d",
     "explain",
     "fold",
+    "load_plans",
     "patch",
     "replace",
     "restore",
+    "save_plans",
     "scan",
+    "tune",
     "unfold",
     "use",
 ]

@@ -1,10 +1,9 @@
-"""The command line: ``upfold demo | compare | bench | chart | explain | scan | info``."""
+"""The command line: ``upfold demo | compare | bench | chart | explain | scan | tune | info``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import math
 import sys
@@ -21,14 +20,15 @@ from .options import (
     DTYPES,
     Failure,
     add_layer,
+    add_model,
     add_precision,
     add_run,
     chosen_case,
     chosen_device,
+    chosen_model,
     chosen_precision,
     layer_words,
     positive,
-    shape,
 )
 from .precision import float32_precision
 
@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    what = "Transposed convolution for PyTorch: compare methods, explain choices, scan models."
+    what = "Transposed convolution for PyTorch: compare methods, explain choices, scan and tune models."
     parser = _Parser(prog="upfold", description=what)
     parser.add_argument("--version", action="version", version=f"upfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
@@ -144,12 +144,19 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
 
 
 def _scan_options(command: argparse.ArgumentParser) -> None:
-    text = "a function without arguments that returns a model, or a model"
-    command.add_argument("model", metavar="package.module:build", help=text)
-    text = "shape of an input; repeat for more"
-    command.add_argument("--input", action="append", default=[], metavar="1x3x512x512", type=shape, help=text)
+    add_model(command)
     command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    add_run(command, layout=False)
+
+
+def _tune_options(command: argparse.ArgumentParser) -> None:
+    add_model(command, nargs="?")
+    text = "time for all measuring; best guesses come first (default: %(default)s)"
+    command.add_argument("--seconds", type=positive, default=60.0, help=text)
+    command.add_argument("--gradients", action="store_true", help="also tune the gradients that a backward computes")
+    command.add_argument("--again", action="store_true", help="measure anew what has a plan already")
+    command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    command.add_argument("--import", metavar="FILE", help="first add the plans of a file to the cache", dest="plans")
+    command.add_argument("--export", metavar="FILE", help="then write all plans to a file, to be shipped with a model")
 
 
 def _info_options(command: argparse.ArgumentParser) -> None:
@@ -273,46 +280,29 @@ def _explanation(arguments: argparse.Namespace) -> str:
 def _scan(arguments: argparse.Namespace) -> None:
     from .replace import scan
 
-    device = chosen_device(arguments)
-    model = _load_model(arguments.model).to(device)
-    dtype = DTYPES[arguments.dtype]
-    if dtype != torch.float32:
-        model = model.to(dtype)
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.rand(shape, generator=generator).to(device, dtype) for shape in arguments.input]
-    try:
-        with torch.no_grad():
-            report = scan(model, *inputs)
-    except (InvalidArgument, ValueError):
-        raise
-    except Exception as error:  # the model's own, on the user's input
-        raise Failure(f"the model does not take {['x'.join(map(str, shape)) for shape in arguments.input]}: {error}") from None
+    with chosen_model(arguments) as (model, inputs), torch.no_grad():
+        report = scan(model, *inputs)
     print(report)
     if arguments.json is not None:
         _write_json(arguments.json, report.to_dict())
 
 
-def _load_model(path: str) -> torch.nn.Module:
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not attribute:
-        raise Failure(f"model = {path!r}; must be package.module:build")
-    sys.path.insert(0, "")  # the user's own folder, which a console script does not search
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise Failure(f"model = {path!r}; cannot import {module_name}: {error}") from None
-    finally:
-        sys.path.remove("")
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise Failure(f"model = {path!r}; {module_name} has no {attribute}")
-    try:
-        model = found if isinstance(found, torch.nn.Module) else found()
-    except Exception as error:  # the user's own function
-        raise Failure(f"model = {path!r}; {attribute}() fails: {type(error).__name__}: {error}") from None
-    if not isinstance(model, torch.nn.Module):
-        raise Failure(f"model = {path!r}; gives {type(model).__name__}, not a torch.nn.Module")
-    return model
+def _tune(arguments: argparse.Namespace) -> None:
+    from .tune import load_plans, save_plans, tune
+
+    if (arguments.model, arguments.plans, arguments.export) == (None, None, None):
+        raise Failure("nothing to do; name a model (package.module:build), --import FILE or --export FILE")
+    if arguments.plans is not None:
+        print(f"{arguments.plans}: {load_plans(arguments.plans, keep=True)} plans for the devices of this machine")
+    if arguments.model is not None:
+        options = {"seconds": arguments.seconds, "gradients": arguments.gradients, "again": arguments.again}
+        with chosen_model(arguments) as (model, inputs):
+            report = tune(model, *inputs, **options)
+        print(report)
+        if arguments.json is not None:
+            _write_json(arguments.json, report.to_dict())
+    if arguments.export is not None:
+        print(f"wrote {arguments.export}: {save_plans(arguments.export)} plans")
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -380,6 +370,13 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _scan_options,
         "the transposed-convolution layers of a model and their share of its time",
         "upfold scan upfold.decoder:build --input 1x3x128x128",
+    ),
+    "tune": (
+        _tune,
+        _tune_options,
+        "time every algorithm on a model's layers and remember the fastest; ship the plans with a model",
+        "upfold tune upfold.decoder:build --input 1x3x64x64 --seconds 5",
+        "upfold tune --export plans.json",
     ),
     "info": (
         _info,

@@ -108,7 +108,7 @@ def compare(
         layout=layout,
         ceilings=ceilings(device, x.dtype),
         bound=0.0,
-        auto=dispatch.plan(problem, device, dispatch.current().algorithm).algorithm,
+        auto=_choice(problem, device),
         mode=mode,
         precision=precision,
     )
@@ -122,6 +122,12 @@ def compare(
         _check_and_time(methods, operands, truth, problem, conditions)
     result.rows = [row for row, _ in methods]
     return result
+
+
+def _choice(problem: Problem, device: torch.device) -> str:
+    """What upfold takes here. Figures do not hang on what was tuned on the machine that made them."""
+    asked = dispatch.current().algorithm
+    return (dispatch.untuned(problem, device) if asked is None else dispatch.plan(problem, device, asked)).algorithm
 
 
 def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, Method | None]]:

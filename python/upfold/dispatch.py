@@ -1,4 +1,4 @@
-"""Choosing an algorithm: an override, else the least predicted time. The only place that prefers one to another."""
+"""Choosing an algorithm: an override, else what was measured, else the least predicted time. The only place that prefers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import plans
 from .algorithms import REGISTRY, Algorithm
 from .cost import predicted_seconds
 from .geometry import InvalidArgument
@@ -21,8 +22,10 @@ from .problem import Operator, Problem
 
 _DEFAULT_WORKSPACE_MB = {"cpu": 64.0}
 _DEFAULT_WORKSPACE_MB_GPU = 256.0
-# By name only: gemm_atomic gives other bits on every run, torch is the peer.
+# By name only: gemm_atomic gives other bits on every run, torch is the peer, which a measurement alone can put first.
 _NEVER_CHOSEN = ("gemm_atomic", "torch")
+# What `tune` times: by a measurement even torch may be chosen.
+MAY_BE_TUNED = tuple(name for name in REGISTRY if name != "gemm_atomic")
 # Asked for by name, they leave the gradients to `auto`.
 _FORWARD_ONLY = ("fused",)
 # The algorithm that stands in where none of ours runs.
@@ -209,6 +212,58 @@ def planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason
 
 @lru_cache(maxsize=4096)
 def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan:
+    return _tuned(problem, device, may_fall_back) or _predicted(problem, device, may_fall_back)
+
+
+def forget() -> None:
+    """Choose anew for every problem: the tuned plans have changed."""
+    _automatic.cache_clear()
+
+
+def untuned(problem: Problem, device: torch.device) -> Plan:
+    """The plan that `auto` would make of a problem without tuned plans; as `plan` otherwise."""
+    return _predicted(problem, device, fallback_allowed())
+
+
+def _tuned(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan | None:
+    """The fastest of the measured ways that this very problem allows: it was another size's if its class was measured by one."""
+    ranking = plans.lookup(problem, device)
+    if ranking is None:
+        return None
+    for rank, (name, config, seconds) in enumerate(ranking.measured):
+        if name == FALLBACK and (rank > 0 or not may_fall_back):  # it runs where nothing was faster, and where it may
+            continue
+        if name in MAY_BE_TUNED and config in _affordable(name, problem, device, (config,)):
+            others = ", ".join(f"{one.algorithm} {1e6 * one.seconds:.0f} us" for one in ranking.measured if one.algorithm != name)
+            reason = f"tuned: measured {1e6 * seconds:.0f} us" + (f"; {others}" if others else "")
+            return planned(REGISTRY[name], problem, device, reason, config)
+    return None
+
+
+def _affordable(name: str, problem: Problem, device: torch.device, among: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """The configs of an algorithm that run this problem under its workspace cap, best guess first; none where it refuses."""
+    algorithm = REGISTRY.get(name)
+    if algorithm is None or algorithm.reject(problem, device) is not None:
+        return ()
+    fitting = [config for config in algorithm.configs(problem, device) if among is None or config in among]
+    needed = {config: algorithm.workspace_bytes(problem, config, device) for config in fitting}
+    return tuple(config for config, size in needed.items() if 0 <= size <= problem.workspace_cap)
+
+
+def contenders(problem: Problem, device: torch.device) -> dict[str, tuple[int, ...]]:
+    """What may be timed for a problem: algorithms, least predicted time first, and their configs, best guess first.
+
+    Torch's operator comes last, where it may stand in and where another runs.
+    """
+    costs, _ = _predictions(problem, device)
+    names = sorted(costs, key=lambda name: costs[name])
+    if names and fallback_allowed():
+        names.append(FALLBACK)
+    return {name: configs for name in names if (configs := _affordable(name, problem, device))}
+
+
+def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
+    """The predicted seconds of each algorithm that accepts, and the refusals of the others."""
     refusals: dict[str, str] = {}
     costs: dict[str, float] = {}
     for name, algorithm in REGISTRY.items():
@@ -219,6 +274,11 @@ def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> P
             costs[name] = predicted_seconds(name, problem, device)
         else:
             refusals[name] = refusal
+    return costs, refusals
+
+
+def _predicted(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan:
+    costs, refusals = _predictions(problem, device)
     if costs:
         best = min(costs, key=lambda name: costs[name])
         ranking = ", ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in sorted(costs.items(), key=lambda item: item[1]))

@@ -122,6 +122,11 @@ def _remember(key: Any, launch: Launch) -> Launch:
     return launch
 
 
+def forget() -> None:
+    """Plan every call anew."""
+    _launches.clear()
+
+
 def conv_transpose(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from . import dispatch, native
+from . import dispatch, native, plans
 
 _VARIABLES = (
     "UPFOLD_CPU_ISA",
     "UPFOLD_FALLBACK",
+    "UPFOLD_TUNED",
     "UPFOLD_WORKSPACE_MB",
     "OMP_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
@@ -87,6 +88,7 @@ def gather() -> dict[str, Any]:
         "threading": module.threading(),
         "build": {"compiler": module.compiler(), **(module.build_info() if hasattr(module, "build_info") else {})},
         "algorithms": list(dispatch.algorithms()),
+        "tuned_plans": plans.count(plans.in_force(), plans.here()),
         "cuda": cuda_state(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
@@ -106,6 +108,7 @@ def info_text(facts: dict[str, Any] | None = None) -> str:
         ("CPU kernels", f"{facts['instruction_set']} instructions, threads by {facts['threading']}"),
         ("built as", _build_text(facts["build"])),
         ("algorithms", ", ".join(facts["algorithms"])),
+        ("tuned plans", _plans_text(facts["tuned_plans"])),
         ("CUDA", "available" if cuda["available"] else f"unavailable: {cuda['reason']}"),
     ]
     lines += [
@@ -126,6 +129,12 @@ def _build_text(build: dict[str, str]) -> str:
     if build.get("cuda_version"):
         parts.append(f"CUDA {build['cuda_version']} for {build.get('cuda_architectures')}")
     return "; ".join(part for part in parts if part)
+
+
+def _plans_text(count: int) -> str:
+    """Where the plans are, and how many of them are for this machine."""
+    text = f"{count} for this machine, in {plans.cache_file()}"
+    return text if plans.enabled() else text + "; not used: UPFOLD_TUNED is off"
 
 
 def _show(value: Any) -> str:

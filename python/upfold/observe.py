@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .geometry import InvalidArgument
 
@@ -162,3 +163,48 @@ def time_layers(
             for layer, begin, end in spans:
                 traffic[layer].seconds[-1] += clock.between(begin, end)
     return traffic, totals
+
+
+# What sees an operator: the path of the module that called it, its name, its operands and arguments by torch's names, the result.
+SeeOperator = Callable[[str, str, Mapping[str, Any], Tensor], None]
+_PARAMETERS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_DEFAULTS: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+
+
+class _Operators(TorchFunctionMode):
+    """Sees every transposed convolution that Python calls, torch's and upfold's alike, by its name."""
+
+    def __init__(self, path: Sequence[str], see: SeeOperator) -> None:
+        super().__init__()
+        self._path, self._see = path, see
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+            bound = {**_DEFAULTS, **dict(zip(_PARAMETERS, args)), **(kwargs or {})}
+            self._see(self._path[-1] if self._path else "", name, bound, result)
+        return result
+
+
+def visit_operators(model: nn.Module, call: Call, see: SeeOperator) -> None:
+    """Run `model` once and call `see` after each transposed convolution in it, whoever computes it and however it is called."""
+    path: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda module, args: path.append(name)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        path.pop()
+
+    set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)  # younger than torch 2.0
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(_undisturbed(model, call))
+        if set_stance is not None:  # compiled parts run as they were written, or no operator of theirs would be seen
+            cleanup.enter_context(set_stance("force_eager"))
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                cleanup.callback(module.register_forward_pre_hook(enter(name)).remove)
+                cleanup.callback(module.register_forward_hook(leave).remove)
+        with _Operators(path, see):
+            model(*call[0], **call[1])

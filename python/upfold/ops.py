@@ -143,16 +143,28 @@ def _unfold_composite(image: torch.Tensor, *blocks: Any) -> Any:
 def _autocast(name: str, device: str) -> Callable[..., Any]:
     """Cast float operands to the autocast type and call on with autocast off, as torch does for its convolutions."""
 
-    def lower(operand: Any) -> Any:
-        if isinstance(operand, torch.Tensor) and operand.device.type == device and operand.is_floating_point():
-            return operand if operand.dtype is torch.float64 else operand.to(_autocast_dtype(device))
-        return operand
-
     def kernel(*operands: Any) -> Any:
         with torch.autocast(device, enabled=False):
-            return getattr(torch.ops.upfold, name)(*(lower(operand) for operand in operands))
+            return getattr(torch.ops.upfold, name)(*(_lowered(operand, device) for operand in operands))
 
     return kernel
+
+
+def _lowered(operand: Any, device: str) -> Any:
+    if isinstance(operand, torch.Tensor) and operand.device.type == device and operand.is_floating_point():
+        return operand if operand.dtype is torch.float64 else operand.to(_autocast_dtype(device))
+    return operand
+
+
+def as_autocast_casts(operand: torch.Tensor) -> torch.Tensor:
+    """What the kernels get for an operand here: the operand itself where autocast is off."""
+    device = operand.device.type
+    try:
+        enabled = torch.is_autocast_enabled(device)
+    except TypeError:  # before torch 2.4 it took no argument and meant GPUs
+        enabled = torch.is_autocast_enabled() if device == "cuda" else torch.is_autocast_cpu_enabled()
+    lowered: torch.Tensor = _lowered(operand, device) if enabled else operand
+    return lowered
 
 
 def _autocast_dtype(device: str) -> torch.dtype:

@@ -1,12 +1,17 @@
-"""The options that several commands share: the layer, its dtype, and where it runs."""
+"""The options that several commands share: the layer or the model, its dtype, and where it runs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from .geometry import InvalidArgument
 from .problem import DTYPE_BYTES
 
 DTYPES = {str(dtype).rpartition(".")[2]: dtype for dtype in DTYPE_BYTES}
@@ -68,6 +73,55 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bias", action="store_true", help="add a bias (a named layer has its published flag)")
     group.add_argument("--max-gflop", type=positive, help="cut the batch, then the size, down to this")
     add_run(parser)
+
+
+def add_model(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Add a model and the shapes of its inputs to a command."""
+    text = "a function without arguments that returns a model, or a model"
+    parser.add_argument("model", metavar="package.module:build", nargs=nargs, help=text)
+    text = "shape of an input; repeat for more"
+    parser.add_argument("--input", action="append", default=[], metavar="1x3x512x512", type=shape, help=text)
+    add_run(parser, layout=False)
+
+
+@contextlib.contextmanager
+def chosen_model(arguments: argparse.Namespace) -> Iterator[tuple[torch.nn.Module, list[torch.Tensor]]]:
+    """The model and random inputs, for a block that runs it: what it says to them is told in one line."""
+    device, dtype = chosen_device(arguments), DTYPES[arguments.dtype]
+    model = _load_model(arguments.model).to(device)
+    if dtype != torch.float32:
+        model = model.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(shape, generator=generator).to(device, dtype) for shape in arguments.input]
+    try:
+        yield model, inputs
+    except (InvalidArgument, ValueError, OSError):
+        raise
+    except Exception as error:  # the model's own, on the user's input
+        raise Failure(f"the model does not take {['x'.join(map(str, shape)) for shape in arguments.input]}: {error}") from None
+
+
+def _load_model(path: str) -> torch.nn.Module:
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not attribute:
+        raise Failure(f"model = {path!r}; must be package.module:build")
+    sys.path.insert(0, "")  # the user's own folder, which a console script does not search
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Failure(f"model = {path!r}; cannot import {module_name}: {error}") from None
+    finally:
+        sys.path.remove("")
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise Failure(f"model = {path!r}; {module_name} has no {attribute}")
+    try:
+        model = found if isinstance(found, torch.nn.Module) else found()
+    except Exception as error:  # the user's own function
+        raise Failure(f"model = {path!r}; {attribute}() fails: {type(error).__name__}: {error}") from None
+    if not isinstance(model, torch.nn.Module):
+        raise Failure(f"model = {path!r}; gives {type(model).__name__}, not a torch.nn.Module")
+    return model
 
 
 def positive(text: str) -> float:

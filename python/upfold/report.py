@@ -1,11 +1,13 @@
-"""What `scan`, `replace` and `restore` tell: one row for each layer, as text, as a dictionary or as a table."""
+"""What `scan`, `replace`, `restore` and `tune` tell: rows of layers or problems, as text, a dictionary or a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from .plans import Measured
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,7 @@ class Report:
         if not self.rows:
             return self.summary()
         titles, rows = self.table()
-        widths = [max(len(line[column]) for line in (titles, *rows)) for column in range(len(titles))]
-        lines = []
-        for line in (titles, *rows):
-            lines.append("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        return "\n".join((*lines, self.summary()))
+        return "\n".join((*_aligned(titles, *rows), self.summary()))
 
     def __rich__(self) -> Any:
         """The same as a table of rich, for ``rich.print(report)``."""
@@ -141,6 +139,105 @@ class Report:
         for cells in rows:
             table.add_row(*map(Text, cells))
         return table
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """One class of problems that `tune` met.
+
+    Attributes:
+        layers: paths of the modules that call it, "" for the model itself.
+        operator: "forward", "grad_input" or "grad_weight".
+        problem: the shapes that were timed, the kernel and the type, as text.
+        state: "tuned", "known" (its plan is older), "not reached" or "left alone".
+        reason: why it was left alone, or None.
+        ranking: the best config of each algorithm and its seconds, fastest first; the first is the plan.
+        untuned: what upfold would run without a plan; its time is None where it was not among those timed.
+        timed: number of algorithms and configs that were timed.
+        not_reached: number of those that the time did not suffice for.
+    """
+
+    layers: tuple[str, ...]
+    operator: str
+    problem: str
+    state: str
+    reason: str | None = None
+    ranking: tuple[Measured, ...] = ()
+    untuned: str | None = None
+    untuned_seconds: float | None = None
+    timed: int = 0
+    not_reached: int = 0
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What one `tune` measured.
+
+    Attributes:
+        rows: one for each class of problems, in the model's order.
+        seconds: time that the measuring took.
+        budget: time that it might take.
+        file: where the plans were written, or None where they stay in this process.
+    """
+
+    rows: tuple[TuneRow, ...]
+    seconds: float
+    budget: float
+    file: str | None
+
+    def __iter__(self) -> Iterator[TuneRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        facts = asdict(self)
+        for row, entry in zip(self.rows, facts["rows"]):
+            entry["ranking"] = [one._asdict() for one in row.ranking]
+        return facts
+
+    def summary(self) -> str:
+        """One sentence on all rows."""
+        if not self.rows:
+            return "tune: no transposed convolution ran"
+        tuned, known = (sum(row.state == state for row in self.rows) for state in ("tuned", "known"))
+        text = f"tune: {tuned} of {len(self.rows)} problem{'' if len(self.rows) == 1 else 's'} tuned in {self.seconds:.1f} s"
+        text += f", {known} known before" if known else ""
+        missed = sum(row.not_reached for row in self.rows)
+        if missed:
+            text += f"; {self.budget:g} s did not reach {missed} of {missed + sum(row.timed for row in self.rows)} candidates"
+        if not tuned:
+            return text
+        return text + (f"; plans in {self.file}" if self.file else "; the plans stay in this process")
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return self.summary()
+        lines = [("layers", "operator", "problem", "plan", "time", "untuned", "time", "torch", "state")]
+        for row in self.rows:
+            seconds = {one.algorithm: one.seconds for one in row.ranking}
+            best = row.ranking[0] if row.ranking else None
+            lines.append(
+                (
+                    ", ".join(name or "(the model)" for name in row.layers),
+                    row.operator,
+                    row.problem,
+                    f"{best.algorithm}#{best.config}" if best else "",
+                    _time(best.seconds if best else None),
+                    row.untuned or "",
+                    _time(row.untuned_seconds),
+                    _time(seconds.get("torch")),
+                    row.state + (f": {row.reason}" if row.reason else ""),
+                )
+            )
+        return "\n".join((*_aligned(*lines), self.summary()))
+
+
+def _aligned(*lines: Sequence[str]) -> list[str]:
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _shape(shape: tuple[int, ...]) -> str:
