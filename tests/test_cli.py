@@ -17,7 +17,7 @@ from upfold import cases, cli, methods
 pytest.importorskip("rich", reason="the command line's tables need rich")
 pytest.importorskip("matplotlib", reason="the command line's charts need matplotlib")
 
-COMMANDS = ("demo", "compare", "bench", "chart", "explain", "scan", "info")
+COMMANDS = ("demo", "compare", "bench", "chart", "explain", "scan", "tune", "info")
 TINY = shlex.split("--in 4 --out 3 --kernel 4 --stride 2 --padding 1 --size 5 6 --batch 2 --seconds 0.002")
 
 
@@ -262,7 +262,7 @@ def test_scan_reads_a_model_from_the_current_folder(capsys, tmp_path, monkeypatc
 def test_info_tells_what_this_is(capsys):
     status, out, _ = run(capsys, "info", "--report")
     assert status == 0
-    for word in (torch.__version__, "threads in use", "built as", "CUDA", "gemm", "repro: upfold info --report"):
+    for word in (torch.__version__, "threads in use", "built as", "tuned plans", "CUDA", "gemm", "repro: upfold info --report"):
         assert word in out
     status, out, _ = run(capsys, "info", "--json")
     assert status == 0
@@ -300,6 +300,10 @@ BAD = {
     "no model": (["scan", "collections:OrderedDict"], "gives OrderedDict, not a torch.nn.Module"),
     "function with arguments": (["scan", "upfold:conv_transpose2d"], "conv_transpose2d() fails: TypeError: "),
     "shape": (["scan", "upfold.decoder:build", "--input", "axb"], "sizes joined by x"),
+    "nothing to tune": (["tune"], "nothing to do; name a model (package.module:build), --import FILE or --export FILE"),
+    "no budget": (["tune", "upfold.decoder:build", "--seconds", "-1"], "must be above 0"),
+    "no plans": (["tune", "--import", "no_such_file.json"], "no_such_file.json"),
+    "wrong input to tune": (["tune", "upfold.decoder:build", "--input", "1x5x32x32"], "1x5x32x32"),
     "wrong input": (["scan", "upfold.decoder:build", "--input", "1x5x32x32"], "1x5x32x32"),
 }
 

@@ -326,7 +326,7 @@ def _read_cache() -> tuple[Plans, str | None]:
     path = cache_file()
     try:
         return read(path), None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}, None
     except OSError as error:
         return {}, f"upfold's tuned plans are not used: {path} cannot be read: {_reason(error)}"

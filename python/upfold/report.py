@@ -178,12 +178,14 @@ class TuneReport:
         seconds: time that the measuring took.
         budget: time that it might take.
         file: where the plans were written, or None where they stay in this process.
+        in_use: whether `auto` looks plans up: UPFOLD_TUNED is not off.
     """
 
     rows: tuple[TuneRow, ...]
     seconds: float
     budget: float
     file: str | None
+    in_use: bool = True
 
     def __iter__(self) -> Iterator[TuneRow]:
         return iter(self.rows)
@@ -208,9 +210,9 @@ class TuneReport:
         missed = sum(row.not_reached for row in self.rows)
         if missed:
             text += f"; {self.budget:g} s did not reach {missed} of {missed + sum(row.timed for row in self.rows)} candidates"
-        if not tuned:
-            return text
-        return text + (f"; plans in {self.file}" if self.file else "; the plans stay in this process")
+        if tuned:
+            text += f"; plans in {self.file}" if self.file else "; the plans stay in this process"
+        return text if self.in_use else text + "; not used: UPFOLD_TUNED is off"
 
     def __str__(self) -> str:
         if not self.rows:

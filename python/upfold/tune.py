@@ -77,7 +77,7 @@ def tune(
             kept = plans.remember(found)
             _take_effect()
     file = str(plans.cache_file()) if kept else None
-    return TuneReport(tuple(race.row() for race in races), _now() - start, seconds, file)
+    return TuneReport(tuple(race.row() for race in races), _now() - start, seconds, file, plans.enabled())
 
 
 def save_plans(path: str | PathLike[str]) -> int:
