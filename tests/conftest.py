@@ -21,9 +21,10 @@ if hypothesis is not None:
 
 
 # A tuned plan of the developer's would change what the tests run, and no test may add to the developer's plans.
-os.environ["UPFOLD_CACHE_DIR"] = tempfile.mkdtemp(prefix="upfold-tests-")
+_FOLDER = tempfile.mkdtemp(prefix="upfold-tests-")
+os.environ["UPFOLD_CACHE_DIR"] = os.path.join(_FOLDER, "cache")
 os.environ.pop("UPFOLD_TUNED", None)
-atexit.register(shutil.rmtree, os.environ["UPFOLD_CACHE_DIR"], ignore_errors=True)
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: a pool of threads in each would only wait for the others. Tests about threads set their own number.
@@ -44,3 +45,17 @@ def _restore_torch_state():
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
+
+
+@pytest.fixture(autouse=True)
+def _forget_tuned_plans():
+    """A test that tunes must not choose for the next one."""
+    yield
+    from upfold import dispatch, execute, plans
+
+    folder = os.path.join(_FOLDER, "cache")
+    if plans._in_force or os.path.exists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        plans.forget()
+        dispatch.forget()
+        execute.forget()
