@@ -503,6 +503,16 @@ def test_an_algorithm_asked_for_by_name_overrides_a_plan(clock):
     assert runs(layer(algorithm="direct")).algorithm == "direct"
 
 
+def test_devices_that_are_not_there():
+    """With plans at hand, a question about another device is answered as without."""
+    remember(("gemm", 0, 1e-3))
+    devices = ["mps"] if torch.cuda.is_available() else ["mps", "cuda", "cuda:3"]
+    for device in devices:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert upfold.explain(problem(), device=device).plan.algorithm == "torch"
+
+
 # --- switches --------------------------------------------------------------------------------------------------------
 
 

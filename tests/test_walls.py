@@ -126,7 +126,7 @@ def test_importing_the_package_needs_torch_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "upfold" in done.stdout.split()
-    assert not {"rich", "matplotlib", "platformdirs", "numpy", "onnx"} & set(done.stdout.split())
+    assert not {"rich", "matplotlib", "platformdirs", "filelock", "numpy", "onnx"} & set(done.stdout.split())
     assert not done.stderr
 
 

@@ -127,7 +127,7 @@ def machine_of(device: torch.device) -> Machine:
     """What times measured on this device now belong to."""
     from . import __version__, info
 
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         module, _ = native.load_cuda()
         driver = "unknown" if module is None else str(module.info()["driver_version"])
         return Machine(torch.cuda.get_device_name(device), driver, __version__)

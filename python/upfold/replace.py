@@ -302,7 +302,7 @@ class _Contest:
         if self.refusal is not None:
             return f"upfold refuses what reaches it: {self.refusal}"
         if self.algorithm == dispatch.FALLBACK:
-            return "no kernel of upfold covers it here, so torch's operator would run all the same"
+            return "torch's operator would run all the same: no kernel of upfold covers it here, or tuning found none faster"
         if self.upfold_seconds >= self.torch_seconds:
             ratio = self.upfold_seconds / self.torch_seconds
             return f"torch is faster here: upfold takes {ratio:.2f} times as long"
