@@ -5,6 +5,7 @@ No test here depends on a time: where one decides, the clock is told what to rea
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -333,6 +334,23 @@ def test_a_slow_heat_stops_at_the_deadline(monkeypatch):
     assert (row.timed, row.not_reached) == (2, 1)
 
 
+def test_memory_that_runs_out_is_shared_less(monkeypatch):
+    """As on a GPU, whose graphs hold the results of all data sets: then one by one, on one data set each."""
+    asked = []
+
+    def medians(works, device, *, seconds):
+        asked.append([len(work) for work in works])
+        if len(works) > 1:
+            raise torch.cuda.OutOfMemoryError
+        return [float(len(asked))]
+
+    monkeypatch.setattr("upfold.timing.data_sets", lambda size, device: 2)
+    monkeypatch.setattr("upfold.timing.medians", medians)
+    row = upfold.tune(layer(), X, seconds=100).rows[0]
+    assert asked == [[2, 2, 2], [1], [1], [1]]
+    assert [one.seconds for one in row.ranking] == [2.0, 3.0, 4.0]
+
+
 def test_layers_of_their_own_are_left_alone(clock):
     model = nn.Sequential(layer(algorithm="gemm"), nn.ConvTranspose2d(3, 3, 3, dtype=torch.float32))
     assert [(row.state, row.reason) for row in upfold.tune(model, X)] == [
@@ -404,6 +422,16 @@ def test_strided_inputs_are_made_anew_as_they_came():
         made = found[0].operands(1)[0][0]
         again = execute.describe(made, found[0].w, found[0].bias, found[0].arguments)
         assert problem_key(again, CPU) == problem_key(found[0].problem, CPU)
+
+
+@pytest.mark.parametrize("alignment", [4, 8, 16])
+def test_inputs_are_made_anew_as_aligned_as_they_came(alignment):
+    forward, to_input, to_weight = TUNE.subjects_of(layer(), (X,), True)
+    for subject in (forward, to_input, to_weight):
+        problem = dataclasses.replace(subject.problem, alignment=alignment)
+        x, g = dataclasses.replace(subject, problem=problem).operands(1)[0]
+        for read in (g,) if subject is to_input else (x,) if subject is forward else (x, g):
+            assert read.data_ptr() % 16 == alignment % 16
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import upfold
+from gpu import missing
 from upfold import plans
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
