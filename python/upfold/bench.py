@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import cases, info
+from . import cases, dispatch, info
 from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
 from .modes import FORWARD
@@ -114,7 +114,8 @@ def run(names: Sequence[str], options: Options, console: Any) -> Results:
     kind = " ".join(filter(None, (dtype_name(options.dtype), options.precision)))
     where = f"{results.device}, {torch.get_num_threads()} CPU threads, {kind}, x {options.layout}"
     given = options.precision is not None
-    with float32_precision(options.precision == "tf32") if given else contextlib.nullcontext():
+    precision = float32_precision(options.precision == "tf32") if given else contextlib.nullcontext()
+    with precision, dispatch.use(tuned=False):  # figures do not hang on what was tuned on the machine that made them
         for name in names:
             if name in CASE_SUITES:
                 for mode in options.modes:

@@ -125,9 +125,9 @@ def compare(
 
 
 def _choice(problem: Problem, device: torch.device) -> str:
-    """What upfold takes here. Figures do not hang on what was tuned on the machine that made them."""
-    asked = dispatch.current().algorithm
-    return (dispatch.untuned(problem, device) if asked is None else dispatch.plan(problem, device, asked)).algorithm
+    """What upfold takes here, untuned: its figures count no plan of this machine's, and torch's operator least of all."""
+    with dispatch.use(tuned=False):
+        return dispatch.plan(problem, device, dispatch.current().algorithm).algorithm
 
 
 def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, Method | None]]:

@@ -33,7 +33,7 @@ FALLBACK = "torch"
 
 
 class Settings(NamedTuple):
-    """What `use` sets: an algorithm's name or None for auto, the workspace cap in MiB, whether torch may stand in.
+    """What `use` sets: an algorithm's name or None for auto, the workspace cap in MiB, may torch stand in, are plans followed.
 
     `config` is what `use_config` sets, for an algorithm asked for by name.
     """
@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     workspace_mb: float | None = None
     fallback: bool | None = None
     config: int | None = None
+    tuned: bool | None = None
 
 
 _DEFAULTS = Settings()
@@ -50,7 +51,12 @@ current = _settings.get
 
 
 @contextlib.contextmanager
-def use(algorithm: str | None = None, workspace_mb: float | None = None, fallback: bool | None = None) -> Iterator[None]:
+def use(
+    algorithm: str | None = None,
+    workspace_mb: float | None = None,
+    fallback: bool | None = None,
+    tuned: bool | None = None,
+) -> Iterator[None]:
     """Set how upfold's operators run inside a ``with`` block or a decorated function.
 
     The settings are read when an operator runs, so a compiled function follows them without being compiled again. They belong to
@@ -63,6 +69,7 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
         workspace_mb: the most scratch that one call may take, in MiB (default: UPFOLD_WORKSPACE_MB, else 64 on a
             CPU, 256 on a GPU).
         fallback: whether torch's own operator may stand in where no kernel of upfold runs (default: UPFOLD_FALLBACK, else yes).
+        tuned: whether plans that `tune` left are followed (default: UPFOLD_TUNED, else yes).
 
     Raises:
         InvalidArgument: the algorithm is unknown, or the cap is not positive and finite.
@@ -77,6 +84,7 @@ def use(algorithm: str | None = None, workspace_mb: float | None = None, fallbac
         outer.workspace_mb if workspace_mb is None else float(workspace_mb),
         outer.fallback if fallback is None else bool(fallback),
         outer.config,
+        outer.tuned if tuned is None else bool(tuned),
     )
     with _settings_are(inner):
         yield
@@ -160,8 +168,16 @@ def _environment_workspace_mb() -> float | None:
 
 def fallback_allowed() -> bool:
     """Whether torch's operator may stand in where no kernel of ours runs."""
-    chosen = current().fallback
-    return os.environ.get("UPFOLD_FALLBACK", "1").lower() not in ("0", "false", "no") if chosen is None else chosen
+    return _allowed(current().fallback, "UPFOLD_FALLBACK")
+
+
+def tuned_allowed() -> bool:
+    """Whether the plans that `tune` left are followed."""
+    return _allowed(current().tuned, "UPFOLD_TUNED")
+
+
+def _allowed(chosen: bool | None, variable: str) -> bool:
+    return os.environ.get(variable, "1").lower() not in ("0", "false", "no") if chosen is None else chosen
 
 
 @dataclass(frozen=True)
@@ -188,14 +204,14 @@ def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -
     if algorithm is not None and algorithm != "auto":
         check_name(algorithm)
         if algorithm in _FORWARD_ONLY and problem.operator is not Operator.CONV_TRANSPOSE:
-            return _automatic(problem, device, fallback_allowed())
+            return _automatic(problem, device, fallback_allowed(), tuned_allowed())
         refusal = REGISTRY[algorithm].reject(problem, device)
         if refusal is not None:
             raise InvalidArgument(
                 f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm)
             )
         return planned(REGISTRY[algorithm], problem, device, "asked for by name", current().config)
-    return _automatic(problem, device, fallback_allowed())
+    return _automatic(problem, device, fallback_allowed(), tuned_allowed())
 
 
 def _others(problem: Problem, device: torch.device, refused: str) -> str:
@@ -211,18 +227,14 @@ def planned(algorithm: Algorithm, problem: Problem, device: torch.device, reason
 
 
 @lru_cache(maxsize=4096)
-def _automatic(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan:
-    return _tuned(problem, device, may_fall_back) or _predicted(problem, device, may_fall_back)
+def _automatic(problem: Problem, device: torch.device, may_fall_back: bool, tuned: bool) -> Plan:
+    found = _tuned(problem, device, may_fall_back) if tuned else None
+    return found or _predicted(problem, device, may_fall_back)
 
 
 def forget() -> None:
     """Choose anew for every problem: the tuned plans have changed."""
     _automatic.cache_clear()
-
-
-def untuned(problem: Problem, device: torch.device) -> Plan:
-    """The plan that `auto` would make of a problem without tuned plans; as `plan` otherwise."""
-    return _predicted(problem, device, fallback_allowed())
 
 
 def _tuned(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan | None:

@@ -134,7 +134,7 @@ def _build_text(build: dict[str, str]) -> str:
 def _plans_text(count: int) -> str:
     """Where the plans are, and how many of them are for this machine."""
     text = f"{count} for this machine, in {plans.cache_file()}"
-    return text if plans.enabled() else text + "; not used: UPFOLD_TUNED is off"
+    return text if dispatch.tuned_allowed() else text + "; not used: UPFOLD_TUNED is off"
 
 
 def _show(value: Any) -> str:

@@ -147,15 +147,8 @@ _in_force: Plans | None = None
 _changing = threading.Lock()
 
 
-def enabled() -> bool:
-    """Whether plans are looked up at all: UPFOLD_TUNED=0 leaves every choice to the prediction."""
-    return os.environ.get("UPFOLD_TUNED", "1").lower() not in ("0", "false", "no")
-
-
 def lookup(problem: Problem, device: torch.device) -> Ranking | None:
     """What was measured for the problem's class on this device, or None."""
-    if not enabled():
-        return None
     found = in_force()
     by_problem = found.get(machine_of(device)) if found else None
     return None if by_problem is None else by_problem.get(problem_key(problem, device))

@@ -178,7 +178,7 @@ class TuneReport:
         seconds: time that the measuring took.
         budget: time that it might take.
         file: where the plans were written, or None where they stay in this process.
-        in_use: whether `auto` looks plans up: UPFOLD_TUNED is not off.
+        in_use: whether `auto` follows plans: neither UPFOLD_TUNED nor `use` says no.
     """
 
     rows: tuple[TuneRow, ...]
@@ -212,7 +212,7 @@ class TuneReport:
             text += f"; {self.budget:g} s did not reach {missed} of {missed + sum(row.timed for row in self.rows)} candidates"
         if tuned:
             text += f"; plans in {self.file}" if self.file else "; the plans stay in this process"
-        return text if self.in_use else text + "; not used: UPFOLD_TUNED is off"
+        return text if self.in_use else text + "; not used: UPFOLD_TUNED or upfold.use(tuned=False) is in force"
 
     def __str__(self) -> str:
         if not self.rows:

@@ -77,7 +77,7 @@ def tune(
             kept = plans.remember(found)
             _take_effect()
     file = str(plans.cache_file()) if kept else None
-    return TuneReport(tuple(race.row() for race in races), _now() - start, seconds, file, plans.enabled())
+    return TuneReport(tuple(race.row() for race in races), _now() - start, seconds, file, dispatch.tuned_allowed())
 
 
 def save_plans(path: str | PathLike[str]) -> int:
@@ -206,7 +206,8 @@ def _prepare(subject: Subject, names: tuple[str, ...] | None, again: bool) -> _R
     if not found:
         race.reason = "no algorithm of upfold accepts it"
         return race
-    untuned = dispatch.untuned(problem, device)
+    with dispatch.use(tuned=False):
+        untuned = dispatch.plan(problem, device)
     race.untuned = untuned.algorithm, untuned.config
     known = plans.in_force().get(plans.machine_of(device), {}).get(race.key)
     if known is not None and known.complete and not again:
@@ -226,13 +227,13 @@ def _run(races: Sequence[_Race], deadline: float, seconds: float, progress: bool
         for race in races:
             heat = [(name, configs[0]) for name, configs in race.contenders.items()]
             _run_heat(race, heat, each, deadline)
-            advance(len(heat))
+            advance(race.subject.layers[0], len(heat))
         for race in races:
             for name in [one.algorithm for one in race.best]:
                 heat = [(name, config) for config in race.contenders[name][1:]]
                 if heat:
                     _run_heat(race, heat, each, deadline)
-                    advance(len(heat))
+                    advance(race.subject.layers[0], len(heat))
 
 
 def _run_heat(race: _Race, heat: list[Way], each: float, deadline: float) -> None:
@@ -300,17 +301,22 @@ def _medians(works: list[list[timing.Call]], device: torch.device, seconds: floa
 
 
 @contextlib.contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+def _progress(total: int, wanted: bool) -> Iterator[Callable[[str, int], None]]:
     bar: Any = None
     if wanted and total and sys.stderr is not None and sys.stderr.isatty():
         with contextlib.suppress(ImportError):
             from rich.console import Console
-            from rich.progress import Progress
 
-            bar = Progress(console=Console(stderr=True), transient=True)
+            from .tables import progress_bar
+
+            bar = progress_bar(Console(stderr=True))
     if bar is None:
-        yield lambda count: None
+        yield lambda name, count: None
         return
     with bar:
-        task = bar.add_task("tuning", total=total)
-        yield lambda count: bar.advance(task, count)
+        task = bar.add_task("", total=total)
+
+        def advance(name: str, count: int) -> None:
+            bar.update(task, advance=count, description=f"timed {name or 'the model'}")
+
+        yield advance
