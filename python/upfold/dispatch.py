@@ -238,7 +238,7 @@ def forget() -> None:
 
 
 def _tuned(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan | None:
-    """The fastest of the measured ways that this very problem allows: it was another size's if its class was measured by one."""
+    """The fastest of the measured ways that this problem allows: they may have been measured on a near size."""
     ranking = plans.lookup(problem, device)
     if ranking is None:
         return None
