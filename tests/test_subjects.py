@@ -12,6 +12,7 @@ import upfold
 from tuning import CPU, TUNE, X, layer, own_folder, told_clock
 from upfold import execute, plans
 from upfold.plans import problem_key
+from upfold.subjects import subjects_of
 
 folder = pytest.fixture(autouse=True)(own_folder)
 clock = pytest.fixture(told_clock)
@@ -82,3 +83,14 @@ def test_inputs_are_made_anew_as_aligned_as_they_came(alignment):
         x, g = dataclasses.replace(subject, problem=problem).operands(1)[0]
         for read in (g,) if subject is to_input else (x,) if subject is forward else (x, g):
             assert read.data_ptr() % 16 == alignment % 16
+
+
+def test_a_crop_is_part_of_the_problem():
+    layer = upfold.ConvTranspose1d(4, 2, 16, stride=8, crop=(0, 8))
+    x = torch.randn(2, 4, 11)
+    found = subjects_of(layer, (x,), True)
+    assert len(found) == 3
+    assert all(subject.problem.out_size[2] == layer(x).shape[2] == 88 for subject in found)
+    for subject in found:
+        (call,) = subject.calls(("gemm", 0), subject.operands(1))
+        call()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import dispatch, execute, observe, ops, plans, timing
+from .crop import cropped_padding
 from .geometry import InvalidArgument
 from .modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT
 from .problem import ActivationLike, Problem
@@ -99,6 +100,8 @@ def _described(path: str, ndim: int, bound: Any, y: Tensor, gradients: bool) -> 
     x, y = (t if t.dim() == ndim + 2 else t.unsqueeze(0) for t in (x, y.detach()))
     names = ("stride", "padding", "output_padding", "groups", "dilation")
     arguments: Any = tuple(tuple(value) if isinstance(value := bound[name], list) else value for name in names)
+    if bound.get("crop") is not None:
+        arguments = (arguments[0], cropped_padding(ndim, arguments[1], bound["crop"]), *arguments[2:])
     activation = bound.get("activation")
     activation = tuple(activation) if isinstance(activation, list) else activation
     try:
