@@ -52,6 +52,14 @@ def sliced(y, crop):
     return y[(..., *(slice(before, y.shape[axis + 2] - after) for axis, (before, after) in enumerate(crop)))]
 
 
+def assert_same(got, want, algorithm):
+    """Sums of these integers are exact, but torch's library on a GPU may transform them."""
+    if algorithm == "torch" and got.is_cuda:
+        torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-4)
+    else:
+        assert torch.equal(got.cpu().double(), want)
+
+
 @NAMES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("algorithm", [None, "torch", *FORWARD_ALGORITHMS])
@@ -64,7 +72,7 @@ def test_it_is_a_slice_of_the_whole_result(name, algorithm, dtype, device):
             pytest.skip(f"{algorithm}: {refusal}")
     y = ours(x, w, b, *arguments, crop=crop, algorithm=algorithm)
     want = sliced(theirs(*(t.cpu().double() for t in (x, w, b)), *arguments), crop)
-    assert torch.equal(y.cpu().double(), want)
+    assert_same(y, want, algorithm)
     assert y.is_contiguous()  # and nothing larger behind it
     assert y.untyped_storage().nbytes() == y.numel() * y.element_size()
 
@@ -77,9 +85,10 @@ def test_gradients(name, algorithm, device):
     leaves = [t.clone().requires_grad_() for t in (x, w, b)]
     y = ours(*leaves, *arguments, crop=crop, algorithm=algorithm)
     g = torch.randint(-2, 3, y.shape).to(y)
-    got = torch.autograd.grad(y, leaves, g)
-    want = torch.autograd.grad(sliced(theirs(*leaves, *arguments), crop), leaves, g)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    plain = [t.detach().cpu().requires_grad_() for t in leaves]
+    want = torch.autograd.grad(sliced(theirs(*plain, *arguments), crop), plain, g.cpu())
+    for one, other in zip(torch.autograd.grad(y, leaves, g), want, strict=True):
+        assert_same(one, other, algorithm)
 
 
 @pytest.mark.parametrize("name", ["both ends", "beyond the stride", "dilated groups"])
@@ -143,7 +152,7 @@ def test_without_a_batch_with_out_and_with_an_activation():
 
 
 @pytest.mark.parametrize("name", ["both ends", "images", "volumes"])
-def test_fakes_transforms_and_compiled_functions(name):
+def test_fakes_transforms_and_autocast(name):
     x, w, b, arguments, crop = operands(name)
     ours, theirs = functions(name)
     want = sliced(theirs(x, w, b, *arguments), crop)

@@ -43,12 +43,12 @@ struct Turn {
 template <typename Tile>
 struct TileWork {
   FusedPlace place;
-  std::int32_t set_number, shifts, groups, first_chunk, chunks;
+  std::int32_t set_number, shifts, first_chunk, chunks;
 
   __device__ __forceinline__ TileWork(const FusedJob& job, const ShiftList* lists, std::uint32_t tile) {
     place = place_of_block<Tile>(job, tile);
     set_number = number_of_set<Tile>(job, place.set);
-    shifts = lists[set_number].shifts, groups = (shifts + job.group_shifts - 1) / job.group_shifts;
+    shifts = lists[set_number].shifts;
     first_chunk = place.split * job.split_chunks;
     const std::int32_t left = job.chunks - first_chunk;
     chunks = shifts == 0 ? 0 : left < job.split_chunks ? left : job.split_chunks;

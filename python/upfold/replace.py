@@ -20,6 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import dispatch, functional, observe, timing
+from .crop import cropped
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import unpatched
@@ -363,4 +364,5 @@ def _competitors(layer: Any, x: Tensor, call: observe.Call, algorithm: str | Non
     extra = layer._output_padding(x, None if size is None else list(size), *geometry)
     arguments = (x, layer.weight, layer.bias, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
     theirs, ours = (getattr(module, f"conv_transpose{ndim}d") for module in (F, functional))
-    return [lambda: theirs(*arguments), lambda: ours(*arguments, algorithm=algorithm)]
+    crop = getattr(layer, "crop", None)
+    return [lambda: cropped(theirs(*arguments), crop, ndim), lambda: ours(*arguments, algorithm=algorithm, crop=crop)]
