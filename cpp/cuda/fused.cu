@@ -1,5 +1,6 @@
 // The fused method: its choice of tiles, and its kernels for float32 rounded to TF32.
 #include "fused_launch.cuh"
+#include "fused_pixels_launch.cuh"
 
 namespace upfold::cuda {
 
@@ -19,6 +20,9 @@ extern template void run_fused<__nv_bfloat16>(const Launch&, const FusedPlan&, c
 extern template void run_warpgroups<float>(const Launch&, const FusedPlan&, const FusedOperands&, int);
 extern template void run_warpgroups<__half>(const Launch&, const FusedPlan&, const FusedOperands&, int);
 extern template void run_warpgroups<__nv_bfloat16>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_pixels<float>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_pixels<__half>(const Launch&, const FusedPlan&, const FusedOperands&, int);
+extern template void run_pixels<__nv_bfloat16>(const Launch&, const FusedPlan&, const FusedOperands&, int);
 extern template bool has_warpgroups<float>();
 
 namespace {
@@ -26,10 +30,14 @@ namespace {
 template <typename Tile>
 constexpr FusedTileSize size_of() {
   FusedTileSize size{
-      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0};
+      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0, 0, false, false};
   if constexpr (kOfWarpgroups<Tile>) {
     size.threads = Tile::kBlockThreads, size.products = Tile::kInsts, size.product_groups = Tile::kInstN8;
     size.stages = Tile::kStages;
+  }
+  if constexpr (kOfPixels<Tile>) {
+    size.threads = Tile::kBlockThreads, size.pixels = true, size.whole = Tile::kWhole;
+    size.staged_bytes = Tile::kWarps * kPixelStagedVectors<Tile> * kWordBytes;
   }
   return size;
 }
@@ -39,6 +47,9 @@ constexpr FusedTileSize kTiles[] = {
 #undef UPFOLD_TILE
 #define UPFOLD_TILE(index, Value, ...) size_of<WarpgroupTile<__VA_ARGS__>>(),
         UPFOLD_WARPGROUP_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) size_of<PixelTile<__VA_ARGS__>>(),
+            UPFOLD_PIXEL_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
@@ -65,7 +76,7 @@ bool is_compiled(int device, int config) {
 std::vector<FusedTileSize> fused_tiles() {
   std::vector<FusedTileSize> tiles(kTiles, kTiles + kTileCount);
   for (const EqualTileSize& tile : equal_tiles())
-    tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0});
+    tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0, 0, false, false});
   return tiles;
 }
 
@@ -100,13 +111,14 @@ void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const 
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);
-  const bool warpgroups = config_ >= kFirstWarpgroupTile;
-  const auto run = [&](auto run_tiles, auto run_warpgroup_tiles) {
-    return warpgroups ? run_warpgroup_tiles(launch, *plan_, operands, config_) : run_tiles(launch, *plan_, operands, config_);
+  const auto run = [&](auto tiles, auto warpgroup_tiles, auto pixel_tiles) {
+    if (config_ >= kFirstPixelTile) return pixel_tiles(launch, *plan_, operands, config_);
+    if (config_ >= kFirstWarpgroupTile) return warpgroup_tiles(launch, *plan_, operands, config_);
+    tiles(launch, *plan_, operands, config_);
   };
-  if (problem_.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>);
-  if (problem_.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>);
-  run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>);
+  if (problem_.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>, run_pixels<float>);
+  if (problem_.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>, run_pixels<__half>);
+  run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>, run_pixels<__nv_bfloat16>);
 }
 
 }  // namespace upfold::cuda

@@ -37,13 +37,27 @@ struct FusedRaw {
   std::int32_t groups;  // of the whole patch
 };
 
+// How blocks whose rows are pixels read raw x, in bytes: from a pixel to the next, from a word of 32 bits of channels to the next,
+// to the fourth behind it, and to the next 8 words; and to the first pixel of a row.
+struct PixelReads {
+  // Words as they lie; 8 x 8 matrices, which are turned when they are read; words of two 16-bit halves that lie apart.
+  // And words of two neighbouring pixels at a time.
+  enum Kind : std::int32_t { kWords, kMatrices, kHalves, kPairs };
+  Kind kind;
+  std::int32_t pixel, word, half, step, skew;
+};
+
 struct FusedJob {
   FusedAxis axis[3];  // d, h, w
   FusedRaw raw;
+  PixelReads reads;
   Divisor oc_tiles, sets_w, sets_h, sets_d;
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead
+  std::int32_t weight_buffers;          // stages of weights, of blocks whose rows are pixels
+  bool direct, joined;                  // width phases of a unit, or of two, are one aligned vector; of those blocks too
+  bool resident;                        // these hold all of the weights, and a block keeps its channels and phases
   std::int32_t group_pitch;             // pixels of the patch from 8 units of a warpgroup product to the next
   bool flat;                            // one shift at most: a tile is a run of units of all samples, its patch is its units
   bool dense_y;                         // 16 bytes of channels of y are one aligned vector

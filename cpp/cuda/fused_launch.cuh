@@ -60,34 +60,58 @@ constexpr bool kOfWarpgroups = false;
 template <int... kSizes>
 constexpr bool kOfWarpgroups<WarpgroupTile<kSizes...>> = true;
 
+// The operands as kernels take them.
+template <typename Value>
+struct TypedOperands {
+  const Value* x;
+  const Value* w;
+  const Value* bias;
+  Value* y;
+  ShiftList* lists;
+  uint4* packed;
+  float4* partial;
+
+  TypedOperands(const FusedPlan& plan, const FusedOperands& operands)
+      : x(static_cast<const Value*>(operands.x)),
+        w(static_cast<const Value*>(operands.w)),
+        bias(static_cast<const Value*>(operands.bias)),
+        y(static_cast<Value*>(operands.y)),
+        lists(static_cast<ShiftList*>(operands.workspace)),
+        packed(reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.list_bytes)),
+        partial(reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_end)) {}
+};
+
+// Packs the weight; returns the job with what depends on where y lies.
 template <typename Value, typename Tile>
-void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
-  const auto lists = static_cast<ShiftList*>(operands.workspace);
-  const auto packed = reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.list_bytes);
-  const auto partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_end);
+FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOperands<Value>& typed) {
   constexpr unsigned kPackThreads = 256;
-  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks, kPackThreads, plan.job,
-                static_cast<const Value*>(operands.w), lists, packed);
+  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks, kPackThreads, plan.job, typed.w, typed.lists,
+                typed.packed);
   FusedJob job = plan.job;
   // Outputs of neighbouring units, in the width phases of a set, are one vector of at most 16 bytes, or several.
   constexpr std::int64_t kRun = std::int64_t(sizeof(Value)) * 2 * Tile::kPhasesW, kWide = kRun <= kWordBytes ? kRun : kWordBytes;
-  const auto address = std::int64_t(reinterpret_cast<std::uintptr_t>(operands.y));
+  const auto address = std::int64_t(reinterpret_cast<std::uintptr_t>(typed.y));
   const std::int64_t outer = job.y_n | job.y_axis[0] | job.y_axis[1], size = std::int64_t(sizeof(Value));
   job.wide = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && ((outer | job.y_c) * size | address) % kWide == 0;
   job.dense_y = job.y_c == 1 && ((outer | job.y_axis[2] | job.oc) * size | address) % kWordBytes == 0;
-  const auto x = static_cast<const Value*>(operands.x), bias = static_cast<const Value*>(operands.bias);
-  const auto y = static_cast<Value*>(operands.y);
+  return job;
+}
+
+template <typename Value, typename Tile>
+void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
+  const TypedOperands<Value> typed(plan, operands);
+  const FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
   if constexpr (kOfWarpgroups<Tile>) {
     const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
     launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes}, job,
-                plan.blocks, x, static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed), bias, y, partial);
+                plan.blocks, typed.x, typed.lists, typed.packed, typed.bias, typed.y, typed.partial);
   } else {
-    launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, x,
-                static_cast<const ShiftList*>(lists), static_cast<const uint4*>(packed), bias, y, partial);
+    launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, typed.x,
+                typed.lists, typed.packed, typed.bias, typed.y, typed.partial);
   }
   if (job.splits.value == 1) return;
   launch_kernel("fused", fused_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * Tile::kN8, Tile::kThreads,
-                job, static_cast<const float4*>(partial), bias, y);
+                job, typed.partial, typed.bias, typed.y);
 }
 
 #define UPFOLD_RUN(index, Value, ...) \

@@ -45,7 +45,15 @@ __global__ void __launch_bounds__(Tile::kThreads) fused_reduce_kernel(const Fuse
   store_tile<Value, Tile, 1>(job, place_of_block<Tile>(job, first_block), {bias, y, nullptr, j}, sums);
 }
 
-// packed[group][set][oc_tile][chunk][slot][vector][channel][16 bytes]; a block lays out one vector of a chunk, of one set and
+// Where a vector of a channel lies in a slot: [vector][channel], or [group of 8 channels][vector][channel] where one product takes
+// several slots, so that their groups of channels lie at one distance.
+template <typename Tile>
+UPFOLD_DEVICE std::int32_t place_in_slot(std::int32_t vector, std::int32_t channel) {
+  if constexpr (Tile::kGrouped) return (channel / 8 * Tile::kVectors + vector) * 8 + channel % 8;
+  return vector * Tile::kChannels + channel;
+}
+
+// packed[group][set][oc_tile][chunk][slot][place_in_slot][16 bytes]; a block lays out one vector of a chunk, of one set and
 // oc_tile. The list of every set is written by its first block.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, const Value* __restrict__ w,
@@ -56,7 +64,7 @@ __global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, con
   std::uint32_t rest = blockIdx.x / Tile::kVectors;
   const std::int32_t vector = std::int32_t(blockIdx.x) % Tile::kVectors;
   const std::int32_t chunk = std::int32_t(rest % std::uint32_t(job.chunks));
-  uint4* const own = packed + (std::int64_t(rest) * job.most_slots * Tile::kVectors + vector) * Tile::kChannels;
+  uint4* const own = packed + std::int64_t(rest) * job.most_slots * (Tile::kVectors * Tile::kChannels);
   rest /= std::uint32_t(job.chunks);
   const std::int32_t oc_tile = std::int32_t(take(job.oc_tiles, rest)), set_and_group = std::int32_t(rest);
   FusedSet set;
@@ -81,7 +89,7 @@ __global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, con
     Value values[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; ++e) values[e] = oc < job.oc && ic + e < job.ic ? at[e * job.w_ic] : Narrow<Value>::from(0.0f);
-    own[std::int64_t(slot) * Tile::kVectors * Tile::kChannels + channel] = pack_vector(values);
+    own[slot * (Tile::kVectors * Tile::kChannels) + place_in_slot<Tile>(vector, channel)] = pack_vector(values);
   }
 }
 

@@ -16,6 +16,9 @@ constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
 // The same of blocks of warpgroups.
 constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 24 << 10;
+// And of those whose rows are pixels; buffers as in fused_pixels.cuh.
+constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
+constexpr int kWeightBuffers = 4, kMostResident = 32, kMostRaw = 8;
 
 // Displacements of the taps of every phase, and the most taps that the phases of one set have together.
 struct Reach {
@@ -36,6 +39,14 @@ Reach reach_of(const Axis& a, std::int64_t set) {
     reach.most_taps = std::max(reach.most_taps, together);
   }
   return reach.low > reach.high ? Reach{0, 0, 0} : reach;
+}
+
+// Whether every phase of every set has a tap at every displacement from reach.low to reach.high.
+bool is_whole(const Axis& a, std::int64_t set, const Reach& reach) {
+  bool whole = a.stride % set == 0;
+  for (std::int64_t residue = 0; residue < a.stride; ++residue)
+    whole = whole && phase_taps(a, (residue + a.pad) % a.stride).count == reach.high - reach.low + 1;
+  return whole;
 }
 
 int log2_ceil(std::int64_t v) {
@@ -69,6 +80,7 @@ class Planner {
     for (int i = 0; i < 3; ++i) {
       if (!axis_fits(axes_[i], kMost)) return false;
       const Reach reach = reach_of(axes_[i], sets[i]);
+      if (tile_.whole && !is_whole(axes_[i], sets[i], reach)) return false;
       FusedAxis& axis = job.axis[i];
       axis.taps = axis_taps(axes_[i]);
       axis.in = std::int32_t(axes_[i].in), axis.out = std::int32_t(axes_[i].out);
@@ -91,16 +103,18 @@ class Planner {
     const std::int64_t slot_bytes = std::int64_t(tile_.vectors) * tile_.channels * kWordBytes;
     const std::int64_t phases = tile_.phases_h * tile_.phases_w;
     const std::int64_t box = std::int64_t(job.axis[0].extent) * job.axis[1].extent * job.axis[2].extent;
-    job.most_slots = std::int32_t(slots);
+    job.most_slots = std::int32_t(slots), box_ = box;
     std::int64_t shifts = box;
-    const std::int64_t stage_bytes = warpgroups() ? kGroupStageBytes * tile_.channels / 64 : kWeightStageBytes / tile_.blocks;
-    if (slots * slot_bytes > stage_bytes) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
+    const std::int64_t stage_bytes = tile_.pixels   ? kPixelStageBytes
+                                     : warpgroups() ? kGroupStageBytes * tile_.channels / 64
+                                                    : kWeightStageBytes / tile_.blocks;
+    if (slots * slot_bytes > stage_bytes || tile_.pixels) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
-    plan_.shared_bytes =
-        int((warpgroups() ? tile_.stages : 2) * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
+    job.weight_buffers = tile_.pixels ? kWeightBuffers : warpgroups() ? tile_.stages : 2;
+    plan_.shared_bytes = int(job.weight_buffers * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
     return true;
   }
 
@@ -158,8 +172,10 @@ class Planner {
     raw.row_columns = make_divisor(row_columns);
     const std::int64_t group = element_ == 2 ? 8 : 1;
     raw.row_groups = make_divisor(span / group), raw.groups = std::int32_t(rows * span / group);
-    // Eight channels of 16 bytes each lie in different banks where their distance is an odd number of 16 bytes.
-    raw.pitch = std::int32_t((rows * span * element_ / kWordBytes | 1) * kWordBytes);
+    // Eight channels of 16 bytes each lie in different banks where their distance is an odd number of 16 bytes; four channels of
+    // eight words each where it is 2 of these more than a multiple of 4.
+    const std::int64_t vectors = rows * span * element_ / kWordBytes;
+    raw.pitch = std::int32_t((tile_.pixels && element_ == 4 ? ceil_div(vectors, 4) * 4 + 2 : vectors | 1) * kWordBytes);
     return raw;
   }
 
@@ -169,12 +185,15 @@ class Planner {
 
   // Shared memory for raw x, its columns, and the patch.
   std::int64_t input_bytes(const FusedRaw& raw, std::int64_t pixels) const {
+    if (tile_.pixels) return raw.columns * std::int64_t(sizeof(RawColumn)) + 2 * raw_bytes(raw);
     return raw.columns * std::int64_t(sizeof(RawColumn)) + raw_bytes(raw) +
            (warpgroups() ? 2 : 1) * tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes;
   }
 
   bool warpgroups() const { return tile_.products > 0; }
-  std::int64_t fixed_bytes() const { return warpgroups() ? kGroupFixedBytes : kFixedBytes; }
+  std::int64_t fixed_bytes() const {
+    return tile_.pixels ? kPixelFixedBytes + tile_.staged_bytes : warpgroups() ? kGroupFixedBytes : kFixedBytes;
+  }
 
   // Whether the groups of 8 units that one product of a warpgroup reads lie at one distance from each other.
   bool is_even(int h, int w) const {
@@ -245,11 +264,44 @@ class Planner {
     job.group_pitch = std::int32_t(in_rows ? width : 8 * tile_.products);
     job.raw = raw_of(rows, width, grain_of(logs[2]));
     plan_.shared_bytes += int(input_bytes(job.raw, rows * width));
-    job.raw_bytes = std::int32_t(raw_bytes(job.raw)), job.raw_buffers = 1;
+    job.raw_bytes = std::int32_t(raw_bytes(job.raw)), job.raw_buffers = tile_.pixels ? 2 : 1;
+    if (tile_.pixels) reads();
     if (warpgroups() && plan_.shared_bytes + job.raw_bytes <= most) {
       job.raw_buffers = 2, plan_.shared_bytes += job.raw_bytes;
     }
     return true;
+  }
+
+  void reads() {
+    FusedJob& job = plan_.job;
+    const std::int32_t pitch = job.raw.pitch;
+    if (job.raw.dense) {
+      job.reads = {PixelReads::kWords, kWordBytes, 4, pitch, 2 * pitch, 0};
+      return;
+    }
+    if (!job.flat) job.axis[2].patch = make_divisor(job.raw.span);  // pixels are numbered as they lie
+    const std::int32_t skew = job.flat ? 0 : job.raw.skew;
+    if (element_ == 4) {
+      job.reads = {job.flat ? PixelReads::kPairs : PixelReads::kWords, 4, pitch, 4 * pitch, 8 * pitch, skew};
+    } else {
+      job.reads = {job.flat ? PixelReads::kMatrices : PixelReads::kHalves, 2, 2 * pitch, 8 * pitch, 16 * pitch, skew};
+    }
+  }
+
+  // Blocks whose rows are pixels keep all weights where they fit and the multiprocessors are still used, and copy as much of x
+  // ahead as fits.
+  void buffers(std::int64_t combinations) {
+    FusedJob& job = plan_.job;
+    const std::int64_t most = shared_.of_block - fixed_bytes();
+    const std::int64_t stage = std::int64_t(job.stage_slots) * tile_.vectors * tile_.channels * kWordBytes;
+    const std::int64_t all = job.split_chunks * ceil_div(box_, job.group_shifts), used = kAimBlocks / combinations * combinations;
+    const std::int64_t more = (all - job.weight_buffers) * stage;
+    // Three buffers of x at the least, and nine of ten multiprocessors.
+    if (p_.groups == 1 && all <= kMostResident && plan_.shared_bytes + more + job.raw_bytes <= most && used * 10 >= kAimBlocks * 9) {
+      job.resident = true, job.weight_buffers = std::int32_t(all), plan_.shared_bytes += int(more);
+    }
+    while (job.raw_buffers < kMostRaw && plan_.shared_bytes + job.raw_bytes <= most)
+      ++job.raw_buffers, plan_.shared_bytes += job.raw_bytes;
   }
 
   bool counts(std::int64_t set_count) {
@@ -266,6 +318,10 @@ class Planner {
     const std::int64_t wanted = std::min(kAimBlocks * tile_.blocks / blocks, job.chunks / kLeastSplitChunks);
     job.split_chunks = std::int32_t(wanted > 1 ? ceil_div(job.chunks, wanted) : job.chunks);
     job.splits = make_divisor(ceil_div(job.chunks, job.split_chunks));
+    if (tile_.pixels) {
+      plan_.combinations = std::int64_t(job.splits.value) * job.oc_tiles.value * set_count;
+      buffers(plan_.combinations);
+    }
     plan_.packed_end = plan_.workspace_bytes;
     if (job.splits.value > 1) {
       const std::int64_t sums = std::int64_t(tile_.channels) * tile_.phases_h * tile_.phases_w * tile_.units;
@@ -279,6 +335,7 @@ class Planner {
   const FusedTileSize& tile_;
   const SharedMemory shared_;
   const std::int64_t element_, alignment_;
+  std::int64_t box_ = 0;  // shifts of a set, at the most
   Axis axes_[3];
   FusedPlan plan_;
 };

@@ -12,6 +12,7 @@ struct FusedPlan {
   FusedJob job;
   unsigned blocks, pack_blocks;
   int shared_bytes;
+  std::int64_t combinations;  // of parts of the reduction, channel tiles and sets; of blocks whose rows are pixels
   // Of the lists of shifts; of them and the packed weight; of these and the partial sums of a split reduction.
   std::int64_t list_bytes, packed_end, workspace_bytes;
 };

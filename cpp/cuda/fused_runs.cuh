@@ -29,7 +29,7 @@ struct RunStore {
                                                    std::int32_t phase_h) const {
     const std::int32_t phase = i % Tile::kPhasesW, stride = job.axis[2].taps.stride;
     std::int32_t u = i / Tile::kPhasesW;
-    if (job.flat && target.ow + u * stride >= job.axis[2].out)
+    if (job.flat ? target.ow + u * stride >= job.axis[2].out : u >= job.axis[2].tile)
       target = target_of<Tile>(job, place, unit + u), u = 0;  // another row
     const bool inside = target.live && place.set.w + phase < stride && target.ow + u * stride + phase < job.axis[2].out &&
                         target.oh + phase_h < job.axis[1].out;
@@ -39,7 +39,8 @@ struct RunStore {
   // Neighbouring lanes store neighbouring outputs: 16 bytes each where they are aligned, pairs of 16-bit values, or one output.
   __device__ __forceinline__ void store_line(const float* staged, std::int32_t unit, const UnitTarget& target,
                                              std::int32_t phase_h) const {
-    const bool dense = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && target.live &&
+    const bool one_row = job.flat || job.axis[2].tile * Tile::kPhasesW >= kRunOutputs;
+    const bool dense = one_row && job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && target.live &&
                        target.oh + phase_h < job.axis[1].out && target.ow + kRunOutputs <= job.axis[2].out;
     Value* const run = y + target.offset + phase_h * job.y_axis[1];
     const std::uintptr_t steps = reinterpret_cast<std::uintptr_t>(run) | std::uintptr_t(job.y_c) * sizeof(Value);

@@ -1,0 +1,354 @@
+// The fused method on Hopper's warpgroups with pixels as the rows of a product: x is multiplied from registers, so that it needs
+// no turning in shared memory, and the weight lies there once for all pixels of a block, where it fits.
+//
+// Two warpgroups multiply: each owns 64 * kM units in every phase of a set, and all kChannels output channels of the tile. Three
+// warps copy x as it lies, one copies packed weights; they run ahead, into the next tiles too. What is handed over:
+//   raw      [raw_buffers][channel][row of the patch][input], or [vector][input][16 bytes] where x is channels-last
+//   weight   [weight_buffers][slot][group of 8 channels][vector][channel][16 bytes]
+// A shift is another place that the lanes read x from. The slots of a shift lie side by side: where every phase has a tap there,
+// one product takes them all.
+#pragma once
+
+#include "fused_pack.cuh"
+#include "fused_pixels_store.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kMostRawBuffers = 8, kMostWeightBuffers = 32;
+
+#if UPFOLD_WARPGROUPS
+template <typename Tile>
+struct PixelShared {
+  std::uint64_t raw_full[kMostRawBuffers], raw_empty[kMostRawBuffers];
+  std::uint64_t weight_full[kMostWeightBuffers], weight_empty[kMostWeightBuffers];
+  float4 staging[Tile::kWarps][kPixelStagedVectors<Tile>];
+};
+
+// The next of `count` buffers that take turns, and the parity of the phase of its barriers.
+struct Ring {
+  std::uint32_t count, at = 0, parity = 0;
+  __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
+  __device__ __forceinline__ void next() {
+    if (++at == count) at = 0, parity ^= 1;
+  }
+};
+
+// What all warps of a block know of one of its tiles.
+template <typename Tile>
+struct PixelWork {
+  FusedPlace place;
+  std::int32_t set_number, shifts, first_chunk, chunks;
+
+  __device__ __forceinline__ PixelWork(const FusedJob& job, const ShiftList* lists, std::uint32_t tile) {
+    place = place_of_block<Tile>(job, tile);
+    set_number = number_of_set<Tile>(job, place.set);
+    shifts = lists[set_number].shifts;
+    first_chunk = place.split * job.split_chunks;
+    const std::int32_t left = job.chunks - first_chunk;
+    chunks = shifts == 0 ? 0 : left < job.split_chunks ? left : job.split_chunks;
+  }
+};
+
+template <typename Value, typename Tile>
+struct PixelBlock {
+  static constexpr int kChunk = Tile::kVectors * kVectorOf<Value>;
+  static constexpr std::int32_t kSlotWords = Tile::kVectors * Tile::kChannels;
+  static constexpr int kSteps = Tile::kVectors / 2;  // products in the reduction of a chunk
+  using Sums = float[Tile::kM][Tile::kColumns8][4];
+  using Rows = std::uint32_t[kSteps][Tile::kM][4];
+
+  const FusedJob& job;
+  PixelShared<Tile>& shared;
+  const ShiftList* lists;
+  uint4* memory;
+  std::uint32_t tiles;
+
+  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
+    return memory + buffer * std::uint32_t(job.stage_slots * kSlotWords);
+  }
+  __device__ __forceinline__ RawColumn* columns() const {
+    return reinterpret_cast<RawColumn*>(weight(std::uint32_t(job.weight_buffers)));
+  }
+  __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
+    return reinterpret_cast<unsigned char*>(columns() + job.raw.columns) + buffer * std::uint32_t(job.raw_bytes);
+  }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < job.raw_buffers; ++i) {
+        barrier_make(address(shared.raw_full[i]), Tile::kLoaders);
+        barrier_make(address(shared.raw_empty[i]), Tile::kWarps);
+      }
+      for (int i = 0; i < job.weight_buffers; ++i) {
+        barrier_make(address(shared.weight_full[i]), 1);
+        barrier_make(address(shared.weight_empty[i]), Tile::kWarps);
+      }
+      barriers_made();
+    }
+    __syncthreads();  // barriers are made
+  }
+
+  // One thread copies the weights of all tiles, a group of shifts at a time; where they all fit, those of the first tile, which
+  // are the same for every tile of the block.
+  __device__ __forceinline__ void copy_weights(const uint4* packed) const {
+    Ring stage(job.weight_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const PixelWork<Tile> work(job, lists, tile);
+      const ShiftList& list = lists[work.set_number];
+      const uint4* const own = packed + packed_at<Tile>(job, work.place, work.set_number);
+      for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk) {
+        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts, stage.next()) {
+          const std::int32_t end = begin + job.group_shifts < work.shifts ? begin + job.group_shifts : work.shifts;
+          const std::int32_t first = list.first_slot[begin], bytes = (list.first_slot[end] - first) * kSlotWords * kWordBytes;
+          const std::uint32_t full = address(shared.weight_full[stage.at]);
+          barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
+          barrier_arrive_expecting(full, std::uint32_t(bytes));
+          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + first) * kSlotWords,
+                    std::uint32_t(bytes), full);
+        }
+      }
+      if (job.resident) return;
+    }
+  }
+
+  // Three warps copy x, a chunk into each buffer.
+  __device__ __forceinline__ void copy_inputs(const Value* x) const {
+    Ring buffer(job.raw_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const PixelWork<Tile> work(job, lists, tile);
+      if (work.chunks == 0) continue;
+      meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
+      for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
+        columns()[i] = raw_column<Tile>(job, work.place, i, std::int32_t(sizeof(Value)));
+      }
+      meet<1, Tile::kLoaders>();  // columns are complete
+      const Value* from = x + (std::int64_t(work.place.group) * job.ic + work.first_chunk * kChunk) * job.x_c;
+      std::int32_t left = job.ic - work.first_chunk * kChunk;
+      for (std::int32_t i = 0; i < work.chunks; ++i, buffer.next(), from += kChunk * job.x_c, left -= kChunk) {
+        barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
+        copy_raw<Value, Tile>(job, columns(), from, left, raw(buffer.at));
+        const std::uint32_t full = address(shared.raw_full[buffer.at]);
+        job.raw.grain >= 4 ? barrier_arrive_copied(full) : barrier_arrive(full);
+      }
+    }
+    copy_async_wait_all();
+  }
+
+  // A lane's rows of one chunk of x, of 64 units in each i: row lane / 4 and the eighth behind it, words lane % 4 and the fourth
+  // behind it, of two vectors in each step. `from` is where the chunk and the shift begin, `own[i]` what the lane adds.
+  __device__ __forceinline__ void load_rows(Rows& rows, const unsigned char* from, const std::int32_t (&own)[Tile::kM][2]) const {
+    const PixelReads& reads = job.reads;
+    if constexpr (sizeof(Value) == 2) {
+      if (reads.kind == PixelReads::kMatrices) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+          for (int i = 0; i < Tile::kM; ++i) load_turned_matrices(rows[k][i], shared_address(from + own[i][0] + k * reads.step));
+        }
+        return;
+      }
+      if (reads.kind == PixelReads::kHalves) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+          for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              const unsigned char* const at = from + own[i][j % 2] + k * reads.step + j / 2 * reads.half;
+              const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
+              rows[k][i][j] = low | std::uint32_t(*reinterpret_cast<const std::uint16_t*>(at + job.raw.pitch)) << 16;
+            }
+          }
+        }
+        return;
+      }
+    }
+    if constexpr (kPaired<Value, Tile>) {
+      if (reads.kind == PixelReads::kPairs) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+          for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float2 v = *reinterpret_cast<const float2*>(from + own[i][0] + k * reads.step + j * reads.half);
+              rows[k][i][2 * j] = to_tf32(v.x), rows[k][i][2 * j + 1] = to_tf32(v.y);
+            }
+          }
+        }
+        return;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const unsigned char* const at = from + own[i][j % 2] + k * reads.step + j / 2 * reads.half;
+          if constexpr (sizeof(Value) == 2) {
+            rows[k][i][j] = *reinterpret_cast<const std::uint32_t*>(at);
+          } else {
+            rows[k][i][j] = to_tf32(*reinterpret_cast<const float*>(at));
+          }
+        }
+      }
+    }
+  }
+
+  // What a lane adds to where a chunk begins, in bytes: its rows in the patch, and its word.
+  __device__ __forceinline__ void place_rows(std::int32_t (&own)[Tile::kM][2]) const {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, first = std::int32_t(threadIdx.x) / 32 * 16 * Tile::kM;
+    const PixelReads& reads = job.reads;
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i) {
+      if (reads.kind == PixelReads::kMatrices) {  // lane i names row i % 8 of matrix i / 8: two of units, two of channels
+        const std::int32_t channel = lane / 16 * 8 + lane % 8, unit = first + i * 16 + lane / 8 % 2 * 8;
+        own[i][0] = own[i][1] = channel * job.raw.pitch + unit * 2;
+        continue;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t unit = first + i * 16 + unit_of_row<Value, Tile>(lane / 4, half);
+        const std::int32_t pixel = patch_pixel(job, unit) + reads.skew;
+        own[i][half] = pixel * reads.pixel + lane % 4 * reads.word;
+      }
+    }
+  }
+
+  template <int kFirst, int kGroups>
+  __device__ __forceinline__ void add_slots(Sums& sums, const Rows& rows, std::uint64_t& b) const {
+    warpgroup_begin();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < Tile::kM; ++i) {
+        WarpgroupRows<Value, kGroups * Tile::kOc8, kFirst * Tile::kOc8>::add(sums[i], rows[k][i], b + std::uint32_t(k * 16));
+      }
+    }
+    warpgroup_commit();
+    b += std::uint32_t(kGroups * kSlotWords);
+  }
+
+  // The products of one shift. Either one takes all phases or each takes one, and commits its own group behind its branch: with
+  // both in one kernel the compiler finds no registers for the sums, and lets no two products run at a time.
+  template <int kPhase>
+  __device__ __forceinline__ void add_phases(Sums& sums, const Rows& rows, std::uint32_t phases, std::uint64_t& b) const {
+    if (phases >> kPhase & 1) add_slots<kPhase, 1>(sums, rows, b);
+    if constexpr (kPhase + 1 < Tile::kPhases) add_phases<kPhase + 1>(sums, rows, phases, b);
+  }
+  __device__ __forceinline__ void multiply(Sums& sums, const Rows& rows, std::uint32_t phases, std::uint64_t& b) const {
+    if constexpr (Tile::kWhole) {
+      add_slots<0, Tile::kPhases>(sums, rows, b);
+    } else {
+      add_phases<0>(sums, rows, phases, b);
+    }
+  }
+
+  // Two warpgroups multiply and store.
+  __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
+    const std::uint64_t b_first = matrix_descriptor(0, 8, 8 * Tile::kVectors);
+    const auto arrive = [lane](std::uint32_t barrier) {
+      if (lane == 0) barrier_arrive(barrier);
+    };
+    std::int32_t own[Tile::kM][2];
+    place_rows(own);
+    Ring buffer(job.raw_buffers), stage(job.weight_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const PixelWork<Tile> work(job, lists, tile);
+      const ShiftList& list = lists[work.set_number];
+      Sums sums = {};
+      if (job.resident) stage = Ring(job.weight_buffers);
+      const std::int32_t steps = work.chunks * work.shifts;
+      std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, released
+      std::int32_t shift = 0, in_group = 0;
+      std::uint32_t phases = list.phases[0], next_phases = phases;
+      std::uint64_t b = 0;
+      Rows rows[2];
+      const auto load = [&](Rows& to) {  // of the step that `shift` and `buffer` are at
+        if (shift == 0) barrier_wait(address(shared.raw_full[buffer.at]), buffer.parity);
+        load_rows(to, raw(buffer.at) + list.offset[shift] * job.reads.pixel, own);
+        if (shift + 1 < work.shifts) return;
+        __syncwarp();  // everyone has read the chunk
+        arrive(address(shared.raw_empty[buffer.at]));
+      };
+      if (steps > 0) load(rows[0]);
+#pragma unroll 1
+      for (std::int32_t i = 0; i < steps; i += 2) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          if (odd == 1 && i + 1 == steps) continue;
+          if (in_group == 0) {
+            barrier_wait(address(shared.weight_full[stage.at]), stage.parity);
+            b = b_first + shared_address(weight(stage.at)) / kWordBytes;
+          }
+          multiply(sums, rows[odd], phases, b);
+          const bool chunk_ends = shift + 1 == work.shifts, group_ends = ++in_group == job.group_shifts || chunk_ends;
+          if (i + odd + 1 < steps) {
+            if (chunk_ends) buffer.next();
+            shift = chunk_ends ? 0 : shift + 1;
+            next_phases = list.phases[shift];
+            warpgroup_wait<1>();  // all products but those of the last slots: the other rows are free
+            if (used != 0) arrive(used);
+            used = 0;
+            load(rows[odd ^ 1]);
+          }
+          if (group_ends) {
+            if (used != 0) {
+              warpgroup_wait<0>();
+              arrive(used);
+            }
+            used = job.resident ? 0 : address(shared.weight_empty[stage.at]);
+            stage.next(), in_group = 0;
+          }
+          phases = next_phases;
+        }
+      }
+      warpgroup_wait<0>();
+#pragma unroll
+      for (int i = 0; i < Tile::kM * Tile::kColumns8 * 4; ++i) pin(sums[i / 4 / Tile::kColumns8][i / 4 % Tile::kColumns8][i % 4]);
+      if (used != 0) arrive(used);
+      if (steps > 0) buffer.next();
+      if (job.splits.value == 1) {
+        store_pixels<Value, Tile>(job, work.place, bias, y, reinterpret_cast<float*>(shared.staging[warp]), sums);
+        continue;
+      }
+      float4* const parts = partial + std::int64_t(tile) * (Tile::kM * Tile::kColumns8) * Tile::kThreads + threadIdx.x;
+#pragma unroll
+      for (int i = 0; i < Tile::kM * Tile::kColumns8; ++i) {
+        const float(&v)[4] = sums[i / Tile::kColumns8][i % Tile::kColumns8];
+        parts[i * Tile::kThreads] = {v[0], v[1], v[2], v[3]};
+      }
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(Tile::kBlockThreads, 1)
+    fused_pixels_kernel(const FusedJob job, std::uint32_t tiles, const Value* __restrict__ x, const ShiftList* __restrict__ lists,
+                        const uint4* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
+                        float4* __restrict__ partial) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ PixelShared<Tile> shared;
+  const PixelBlock<Value, Tile> block{job, shared, lists, memory, tiles};
+  block.make_barriers();
+  if (threadIdx.x >= Tile::kFirstLoader) {
+    give_registers_back<72>();
+    if (threadIdx.x < Tile::kFirstLoader + Tile::kLoaders) {
+      block.copy_inputs(x);
+    } else if (threadIdx.x == Tile::kFirstLoader + Tile::kLoaders) {
+      block.copy_weights(packed);
+    }
+  } else {
+    take_registers<216>();
+    block.compute(bias, y, partial);
+  }
+#endif
+}
+
+}  // namespace upfold::cuda

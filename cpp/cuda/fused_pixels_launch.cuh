@@ -1,0 +1,66 @@
+// The fused method's tiles whose rows are pixels, and the launches of one of them.
+#pragma once
+
+#include "fused_launch.cuh"
+#include "fused_pixels.cuh"
+
+// Numbered after those of warpgroups: kWhole, kPhasesH, kPhasesW, kOc8, kM.
+#define UPFOLD_PIXEL_TILES(DO, Value) \
+  DO(12, Value, true, 2, 2, 8, 1)     \
+  DO(13, Value, true, 2, 2, 4, 2)     \
+  DO(14, Value, true, 1, 4, 8, 1)     \
+  DO(15, Value, true, 1, 1, 16, 2)    \
+  DO(16, Value, false, 2, 2, 8, 1)    \
+  DO(17, Value, false, 2, 2, 4, 2)    \
+  DO(18, Value, false, 1, 2, 8, 2)    \
+  DO(19, Value, false, 1, 4, 8, 1)
+
+#define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                            \
+  template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                 \
+      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*);             \
+  template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
+                                                                               Value*);                                        \
+  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
+// In namespace upfold::cuda, once for each type.
+#define UPFOLD_INSTANTIATE_PIXELS(Value) UPFOLD_PIXEL_TILES(UPFOLD_INSTANTIATE_PIXEL, Value)
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+constexpr int kFirstPixelTile = 12;
+
+template <typename Tile>
+constexpr bool kOfPixels = false;
+template <bool kWhole, int... kSizes>
+constexpr bool kOfPixels<PixelTile<kWhole, kSizes...>> = true;
+
+template <typename Value, typename Tile>
+void run_pixel_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
+  const TypedOperands<Value> typed(plan, operands);
+  FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
+  constexpr std::int64_t kSize = sizeof(Value), kUnit = kSize * Tile::kPhasesW;
+  const std::int64_t steps = (job.y_n | job.y_axis[0] | job.y_axis[1] | job.y_c) * kSize;
+  const std::int64_t apart = steps | std::int64_t(reinterpret_cast<std::uintptr_t>(typed.y));
+  job.direct = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && job.axis[2].out % Tile::kPhasesW == 0 &&
+               apart % kUnit == 0 && (job.activation == Activation::kNone || job.activation == Activation::kRelu);
+  job.joined = apart % (2 * kUnit) == 0;
+  unsigned blocks = unsigned(multiprocessors(launch.device));
+  if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
+  launch_grid("fused", fused_pixels_kernel<Value, Tile>, launch,
+              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes}, job, plan.blocks, typed.x, typed.lists,
+              typed.packed, typed.bias, typed.y, typed.partial);
+  if (job.splits.value == 1) return;
+  launch_kernel("fused", pixels_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * (Tile::kM * Tile::kOc8 / 2),
+                Tile::kThreads, job, typed.partial, typed.bias, typed.y);
+}
+
+#define UPFOLD_RUN_PIXEL(index, Value, ...) \
+  if (config == index) return run_pixel_tile<Value, PixelTile<__VA_ARGS__>>(launch, plan, operands);
+// For each type in the source that compiles its kernels.
+template <typename Value>
+void run_pixels(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands, int config) {
+  UPFOLD_PIXEL_TILES(UPFOLD_RUN_PIXEL, Value)
+}
+
+}  // namespace upfold::cuda
+#endif
