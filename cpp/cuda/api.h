@@ -155,7 +155,7 @@ struct FusedOperands {
 struct FusedTileSize {
   int channels, phases_h, phases_w, units, vectors, threads, blocks;
   int products, product_groups, stages, staged_bytes;
-  bool pixels, whole;  // whole: only where every shift has a tap in every phase
+  bool pixels, whole, packed_inputs;  // whole: only where every shift has a tap in every phase
 };
 std::vector<FusedTileSize> fused_tiles();
 // Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to

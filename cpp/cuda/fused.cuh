@@ -23,6 +23,7 @@ struct FusedAxis {
   std::int32_t in, out, low, extent;
   std::int32_t tile_log, tile;  // units of a tile, a power of two
   Divisor units, tiles, patch;  // units of the axis; tiles along it; inputs of a tile's patch
+  Divisor padded;               // inputs of the patches of all tiles, where x is packed
 };
 
 // How x comes into shared memory, in *columns*: runs of `grain` bytes of one row of the patch, for each input channel of a chunk;
@@ -54,7 +55,7 @@ struct FusedJob {
   Divisor oc_tiles, sets_w, sets_h, sets_d;
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
-  std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead
+  std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead, raw or packed
   std::int32_t weight_buffers;          // stages of weights, of blocks whose rows are pixels
   bool direct, joined;                  // width phases of a unit, or of two, are one aligned vector; of those blocks too
   bool resident;                        // these hold all of the weights, and a block keeps its channels and phases
@@ -64,6 +65,7 @@ struct FusedJob {
   bool wide;                            // outputs of neighbouring units in all width phases of a set are one aligned vector
   std::int64_t units;                   // of all samples
   std::int32_t ic, oc;                  // channels of a group
+  std::uint32_t groups;
   std::int32_t chunks;                  // of the reduction
   Divisor splits;                       // of the reduction, each of split_chunks chunks in a block of its own
   std::int32_t split_chunks;

@@ -15,26 +15,32 @@
   DO(5, Value, 1, 2, 2, 1, 8, 4, 4, 2) \
   DO(6, Value, 1, 2, 2, 4, 1, 4, 4, 4)
 
-// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, kStages.
+// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, kStages, and whether x
+// is packed first.
 #define UPFOLD_WARPGROUP_TILES(DO, Value) \
-  DO(7, Value, 1, 2, 8, 1, 16, 4)         \
-  DO(8, Value, 1, 2, 4, 1, 16, 4)         \
-  DO(9, Value, 1, 1, 8, 2, 16, 4)         \
-  DO(10, Value, 1, 1, 4, 2, 16, 4)        \
-  DO(11, Value, 2, 2, 8, 1, 8, 4)
+  DO(7, Value, 1, 2, 8, 1, 16, 4, false)  \
+  DO(8, Value, 1, 2, 4, 1, 16, 4, false)  \
+  DO(9, Value, 1, 1, 8, 2, 16, 4, false)  \
+  DO(10, Value, 1, 1, 4, 2, 16, 4, false) \
+  DO(11, Value, 2, 2, 8, 1, 8, 4, false)  \
+  DO(12, Value, 1, 2, 8, 1, 16, 4, true)  \
+  DO(13, Value, 1, 2, 4, 1, 16, 4, true)  \
+  DO(14, Value, 1, 1, 8, 2, 16, 4, true)  \
+  DO(15, Value, 1, 1, 4, 2, 16, 4, true)  \
+  DO(16, Value, 2, 2, 8, 1, 8, 4, true)
 
 #define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
   template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
                                                                        const uint4*, const Value*, Value*, float4*);       \
   template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
                                                                               Value*);                                     \
-  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
+  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 #define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                        \
   template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                          \
-      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*);             \
+      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*, const uint4*);             \
   template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
                                                                                   Value*);                                     \
-  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
+  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, each once for each type.
 #define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
 #define UPFOLD_INSTANTIATE_WARPGROUPS(Value) UPFOLD_WARPGROUP_TILES(UPFOLD_INSTANTIATE_WARPGROUP, Value)
@@ -57,8 +63,8 @@ inline int multiprocessors(int device) {
 
 template <typename Tile>
 constexpr bool kOfWarpgroups = false;
-template <int... kSizes>
-constexpr bool kOfWarpgroups<WarpgroupTile<kSizes...>> = true;
+template <int a, int b, int c, int d, int e, int f, bool kPacked>
+constexpr bool kOfWarpgroups<WarpgroupTile<a, b, c, d, e, f, kPacked>> = true;
 
 // The operands as kernels take them.
 template <typename Value>
@@ -69,6 +75,7 @@ struct TypedOperands {
   Value* y;
   ShiftList* lists;
   uint4* packed;
+  uint4* inputs;
   float4* partial;
 
   TypedOperands(const FusedPlan& plan, const FusedOperands& operands)
@@ -78,15 +85,16 @@ struct TypedOperands {
         y(static_cast<Value*>(operands.y)),
         lists(static_cast<ShiftList*>(operands.workspace)),
         packed(reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.list_bytes)),
+        inputs(reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.weight_end)),
         partial(reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_end)) {}
 };
 
-// Packs the weight; returns the job with what depends on where y lies.
+// Packs the weight, and x where the tile wants it; returns the job with what depends on where y lies.
 template <typename Value, typename Tile>
 FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOperands<Value>& typed) {
   constexpr unsigned kPackThreads = 256;
-  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks, kPackThreads, plan.job, typed.w, typed.lists,
-                typed.packed);
+  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
+                typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
   FusedJob job = plan.job;
   // Outputs of neighbouring units, in the width phases of a set, are one vector of at most 16 bytes, or several.
   constexpr std::int64_t kRun = std::int64_t(sizeof(Value)) * 2 * Tile::kPhasesW, kWide = kRun <= kWordBytes ? kRun : kWordBytes;
@@ -104,7 +112,7 @@ void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& 
   if constexpr (kOfWarpgroups<Tile>) {
     const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
     launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes}, job,
-                plan.blocks, typed.x, typed.lists, typed.packed, typed.bias, typed.y, typed.partial);
+                plan.blocks, typed.x, typed.lists, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
   } else {
     launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, typed.x,
                 typed.lists, typed.packed, typed.bias, typed.y, typed.partial);

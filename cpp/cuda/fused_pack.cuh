@@ -53,11 +53,51 @@ UPFOLD_DEVICE std::int32_t place_in_slot(std::int32_t vector, std::int32_t chann
   return vector * Tile::kChannels + channel;
 }
 
+// inputs[sample][group][chunk][d][h][w][16 bytes of a vector], padded to the patches of all tiles and swizzled like them; a thread
+// lays out one pixel of a chunk.
+template <typename Value, typename Tile>
+UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const Value* __restrict__ x, uint4* __restrict__ inputs) {
+  constexpr int kVector = kVectorOf<Value>, kChannels = Tile::kVectors * kVector;
+  std::uint32_t rest = number;
+  std::int32_t at[3], pixel = 0;
+#pragma unroll
+  for (int i = 2; i >= 0; --i) {
+    const std::int32_t padded = std::int32_t(take(job.axis[i].padded, rest));
+    if (i == 2) pixel = padded;
+    at[i] = padded + job.axis[i].low;
+  }
+  const std::int32_t first = std::int32_t(rest % std::uint32_t(job.chunks)) * kChannels;
+  rest /= std::uint32_t(job.chunks);
+  const std::int32_t group = std::int32_t(rest % job.groups), n = std::int32_t(rest / job.groups);
+  if (n >= job.batch) return;
+  bool inside = true;
+  std::int64_t from = n * job.x_n + (std::int64_t(group) * job.ic + first) * job.x_c;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    inside = inside && std::uint32_t(at[i]) < std::uint32_t(job.axis[i].in);
+    from += at[i] * job.x_axis[i];
+  }
+  Value values[Tile::kVectors][kVector];
+#pragma unroll
+  for (int c = 0; c < kChannels; ++c) {
+    const bool exists = inside && first + c < job.ic;
+    values[c / kVector][c % kVector] = exists ? x[from + c * job.x_c] : Narrow<Value>::from(0.0f);
+  }
+  uint4* const to = inputs + std::int64_t(number) * Tile::kVectors;
+#pragma unroll
+  for (int v = 0; v < Tile::kVectors; ++v) to[v ^ (pixel >> 1 & 3)] = pack_vector(values[v]);
+}
+
 // packed[group][set][oc_tile][chunk][slot][place_in_slot][16 bytes]; a block lays out one vector of a chunk, of one set and
-// oc_tile. The list of every set is written by its first block.
+// oc_tile. The list of every set is written by its first block. Where x is packed too, the blocks behind `blocks` lay it out.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, const Value* __restrict__ w,
-                                                         ShiftList* __restrict__ lists, uint4* __restrict__ packed) {
+                                                         ShiftList* __restrict__ lists, uint4* __restrict__ packed,
+                                                         const Value* __restrict__ x, uint4* __restrict__ inputs,
+                                                         std::uint32_t blocks) {
+  if constexpr (Tile::kPackedInputs) {
+    if (blockIdx.x >= blocks) return pack_pixel<Value, Tile>(job, (blockIdx.x - blocks) * blockDim.x + threadIdx.x, x, inputs);
+  }
   constexpr int kVector = kVectorOf<Value>;
   __shared__ ShiftList list;
   __shared__ std::int32_t tap_of_slot[kMostShifts * Tile::kPhases];

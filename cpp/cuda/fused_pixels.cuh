@@ -11,6 +11,7 @@
 
 #include "fused_pack.cuh"
 #include "fused_pixels_store.cuh"
+#include "fused_warpgroup.cuh"
 
 namespace upfold::cuda {
 
@@ -22,31 +23,6 @@ struct PixelShared {
   std::uint64_t raw_full[kMostRawBuffers], raw_empty[kMostRawBuffers];
   std::uint64_t weight_full[kMostWeightBuffers], weight_empty[kMostWeightBuffers];
   float4 staging[Tile::kWarps][kPixelStagedVectors<Tile>];
-};
-
-// The next of `count` buffers that take turns, and the parity of the phase of its barriers.
-struct Ring {
-  std::uint32_t count, at = 0, parity = 0;
-  __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
-  __device__ __forceinline__ void next() {
-    if (++at == count) at = 0, parity ^= 1;
-  }
-};
-
-// What all warps of a block know of one of its tiles.
-template <typename Tile>
-struct PixelWork {
-  FusedPlace place;
-  std::int32_t set_number, shifts, first_chunk, chunks;
-
-  __device__ __forceinline__ PixelWork(const FusedJob& job, const ShiftList* lists, std::uint32_t tile) {
-    place = place_of_block<Tile>(job, tile);
-    set_number = number_of_set<Tile>(job, place.set);
-    shifts = lists[set_number].shifts;
-    first_chunk = place.split * job.split_chunks;
-    const std::int32_t left = job.chunks - first_chunk;
-    chunks = shifts == 0 ? 0 : left < job.split_chunks ? left : job.split_chunks;
-  }
 };
 
 template <typename Value, typename Tile>
@@ -94,7 +70,7 @@ struct PixelBlock {
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
     Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const PixelWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, lists, tile);
       const ShiftList& list = lists[work.set_number];
       const uint4* const own = packed + packed_at<Tile>(job, work.place, work.set_number);
       for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk) {
@@ -116,7 +92,7 @@ struct PixelBlock {
   __device__ __forceinline__ void copy_inputs(const Value* x) const {
     Ring buffer(job.raw_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const PixelWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, lists, tile);
       if (work.chunks == 0) continue;
       meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
       for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
@@ -257,7 +233,7 @@ struct PixelBlock {
     place_rows(own);
     Ring buffer(job.raw_buffers), stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const PixelWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, lists, tile);
       const ShiftList& list = lists[work.set_number];
       Sums sums = {};
       if (job.resident) stage = Ring(job.weight_buffers);

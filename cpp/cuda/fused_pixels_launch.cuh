@@ -6,28 +6,28 @@
 
 // Numbered after those of warpgroups: kWhole, kPhasesH, kPhasesW, kOc8, kM.
 #define UPFOLD_PIXEL_TILES(DO, Value) \
-  DO(12, Value, true, 2, 2, 8, 1)     \
-  DO(13, Value, true, 2, 2, 4, 2)     \
-  DO(14, Value, true, 1, 4, 8, 1)     \
-  DO(15, Value, true, 1, 1, 16, 2)    \
-  DO(16, Value, false, 2, 2, 8, 1)    \
-  DO(17, Value, false, 2, 2, 4, 2)    \
-  DO(18, Value, false, 1, 2, 8, 2)    \
-  DO(19, Value, false, 1, 4, 8, 1)
+  DO(17, Value, true, 2, 2, 8, 1)     \
+  DO(18, Value, true, 2, 2, 4, 2)     \
+  DO(19, Value, true, 1, 4, 8, 1)     \
+  DO(20, Value, true, 1, 1, 16, 2)    \
+  DO(21, Value, false, 2, 2, 8, 1)    \
+  DO(22, Value, false, 2, 2, 4, 2)    \
+  DO(23, Value, false, 1, 2, 8, 2)    \
+  DO(24, Value, false, 1, 4, 8, 1)
 
 #define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                            \
   template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                 \
       const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*);             \
   template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
                                                                                Value*);                                        \
-  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*);
+  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, once for each type.
 #define UPFOLD_INSTANTIATE_PIXELS(Value) UPFOLD_PIXEL_TILES(UPFOLD_INSTANTIATE_PIXEL, Value)
 
 #ifndef __CUDACC_RTC__
 namespace upfold::cuda {
 
-constexpr int kFirstPixelTile = 12;
+constexpr int kFirstPixelTile = 17;
 
 template <typename Tile>
 constexpr bool kOfPixels = false;

@@ -13,7 +13,7 @@ struct PixelTile {
   static constexpr int kChannels = 8 * kOc8, kUnits = 128 * kM, kVectors = 4, kBlocks = 1;
   static constexpr int kColumns8 = kPhases * kOc8;  // column tiles of a product that takes all phases
   static constexpr int kWarps = 8, kThreads = 256, kFirstLoader = 256, kLoaders = 96, kBlockThreads = 384;
-  static constexpr bool kGrouped = true;  // packed by groups of 8 channels
+  static constexpr bool kGrouped = true, kPackedInputs = false;  // packed by groups of 8 channels
   static_assert(kM * kColumns8 <= 32 && kOc8 % 2 == 0, "128 sums of a thread, in pairs of column tiles");
   static_assert(kPhasesW <= 4, "a vector of 16 bytes");
 };

@@ -18,7 +18,7 @@ constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block 
 constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 24 << 10;
 // And of those whose rows are pixels; buffers as in fused_pixels.cuh.
 constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
-constexpr int kWeightBuffers = 4, kMostResident = 32, kMostRaw = 8;
+constexpr int kWeightBuffers = 4, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
 
 // Displacements of the taps of every phase, and the most taps that the phases of one set have together.
 struct Reach {
@@ -90,14 +90,16 @@ class Planner {
       box *= axis.extent, slots *= reach.most_taps, set_count *= set_divisors[i]->value;
       if (box > kMostShifts || set_count > kMost) return false;
     }
-    return channels(slots, set_count) && pixels() && counts(set_count);
+    if (!channels(slots, set_count)) return false;
+    plan_.weight_end = plan_.workspace_bytes;
+    return pixels() && counts(set_count);
   }
 
   bool channels(std::int64_t slots, std::int64_t set_count) {
     FusedJob& job = plan_.job;
     const std::int64_t chunk = tile_.vectors * kWordBytes / element_;
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
-    job.batch = std::int32_t(p_.batch);
+    job.batch = std::int32_t(p_.batch), job.groups = std::uint32_t(p_.groups);
     job.chunks = std::int32_t(ceil_div(job.ic, chunk));
     job.oc_tiles = make_divisor(ceil_div(job.oc, tile_.channels));
     const std::int64_t slot_bytes = std::int64_t(tile_.vectors) * tile_.channels * kWordBytes;
@@ -124,7 +126,12 @@ class Planner {
     for (int i = 0; i < 2; ++i) rows *= (std::int64_t(1) << logs[i]) + plan_.job.axis[i].extent - 1;
     return rows;
   }
-  std::int64_t width_of(const int (&logs)[4]) const { return (std::int64_t(1) << logs[2]) + plan_.job.axis[2].extent - 1; }
+  // Rows of packed x begin at a multiple of 8 pixels, so that the swizzle of a patch is that of the whole.
+  std::int64_t width_of(const int (&logs)[4]) const {
+    const std::int64_t width = (std::int64_t(1) << logs[2]) + plan_.job.axis[2].extent - 1;
+    return tile_.packed_inputs ? ceil_div(width, 8) * 8 : width;
+  }
+  std::int64_t patch_bytes(std::int64_t pixels) const { return tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes; }
 
   // x can be read 16 bytes of channels at a time.
   bool is_dense() const {
@@ -186,8 +193,8 @@ class Planner {
   // Shared memory for raw x, its columns, and the patch.
   std::int64_t input_bytes(const FusedRaw& raw, std::int64_t pixels) const {
     if (tile_.pixels) return raw.columns * std::int64_t(sizeof(RawColumn)) + 2 * raw_bytes(raw);
-    return raw.columns * std::int64_t(sizeof(RawColumn)) + raw_bytes(raw) +
-           (warpgroups() ? 2 : 1) * tile_.vectors * ceil_div(pixels, 8) * 8 * kWordBytes;
+    if (tile_.packed_inputs) return 2 * patch_bytes(pixels);
+    return raw.columns * std::int64_t(sizeof(RawColumn)) + raw_bytes(raw) + (warpgroups() ? 2 : 1) * patch_bytes(pixels);
   }
 
   bool warpgroups() const { return tile_.products > 0; }
@@ -225,7 +232,7 @@ class Planner {
           double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
           for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
           // Copies into shared memory cost by their number, and about as much as the products of as many units.
-          const double copies = double(raw.columns) * (raw.dense ? tile_.vectors : tile_.vectors * kWordBytes / double(element_));
+          const double copies = tile_.packed_inputs ? 0.0 : double(raw.columns) * (raw.dense ? tile_.vectors : tile_.vectors * kWordBytes / double(element_));
           const double cost = tiles * (double(tile_.units) + 0.15 * copies + 0.25 * double(rows * row));
           if (!found || cost < least) least = cost, found = true, std::copy(logs, logs + 4, best);
         }
@@ -242,7 +249,7 @@ class Planner {
       job.units *= axis.units.value;
       job.flat = job.flat && axis.extent == 1;
     }
-    if (job.units > kMost) return false;
+    if (job.units > kMost || (job.flat && tile_.packed_inputs)) return false;
     int logs[4] = {0, 0, 0, 0};
     // As many blocks of a multiprocessor as the kernel was made for, or else one.
     const std::int64_t most = shared_.of_block - fixed_bytes(), shared = shared_.of_multiprocessor / tile_.blocks - fixed_bytes();
@@ -260,15 +267,37 @@ class Planner {
     job.pixel_tiles = make_divisor(tiles);
     const std::int64_t rows = job.flat ? 1 : rows_of(logs), width = job.flat ? tile_.units : width_of(logs);
     job.patch_pixels = std::int32_t(rows * width), job.patch_pitch = std::int32_t(ceil_div(rows * width, 8) * 8);
+    if (tile_.packed_inputs) job.axis[2].patch = make_divisor(width);
     const bool in_rows = !job.flat && warpgroups() && (std::int64_t(1) << logs[2]) == 8 * tile_.products;
     job.group_pitch = std::int32_t(in_rows ? width : 8 * tile_.products);
     job.raw = raw_of(rows, width, grain_of(logs[2]));
     plan_.shared_bytes += int(input_bytes(job.raw, rows * width));
     job.raw_bytes = std::int32_t(raw_bytes(job.raw)), job.raw_buffers = tile_.pixels ? 2 : 1;
     if (tile_.pixels) reads();
+    if (tile_.packed_inputs) return packed_inputs(most, rows * width);
     if (warpgroups() && plan_.shared_bytes + job.raw_bytes <= most) {
       job.raw_buffers = 2, plan_.shared_bytes += job.raw_bytes;
     }
+    return true;
+  }
+
+  // x in workspace, laid out as patches are; as many patches in shared memory as fit.
+  bool packed_inputs(std::int64_t most, std::int64_t pixels) {
+    FusedJob& job = plan_.job;
+    std::int64_t padded = 1;
+    for (FusedAxis& axis : job.axis) {
+      std::int64_t size = std::int64_t(axis.tiles.value) * axis.tile + axis.extent - 1;
+      if (&axis == &job.axis[2]) size = ceil_div(size, 8) * 8;
+      axis.padded = make_divisor(size), padded *= size;
+      if (padded > kMost) return false;
+    }
+    const std::int64_t all = padded * p_.batch * p_.groups * job.chunks;
+    if (all > kMost) return false;
+    plan_.input_blocks = unsigned(ceil_div(all, 256));
+    plan_.workspace_bytes += all * tile_.vectors * kWordBytes;
+    job.raw_buffers = 2;
+    while (job.raw_buffers < kMostInputs && plan_.shared_bytes + patch_bytes(pixels) <= most)
+      ++job.raw_buffers, plan_.shared_bytes += int(patch_bytes(pixels));
     return true;
   }
 

@@ -1,11 +1,12 @@
 // The fused method on Hopper's warpgroups: the same units, sets, shifts and slots (fused.cuh), multiplied from shared memory.
 //
 // Two warpgroups multiply, four warps apart: each owns 64 output channels in every phase of a set and kN8 * 8 units. They differ
-// in their channels (kWarpsM = 8) or in their units (kWarpsM = 4). Seven warps load x and turn it, one copies packed weights;
-// they run ahead, into the next tile too, since a block takes one tile after another. What is handed over:
-//   patch    [2][pixel][vector][16 bytes]                a chunk of x, swizzled; one buffer is filled while the other is
-//   multiplied weight   [kStages][slot][vector][channel][16 bytes]  the slots of a group of shifts, of one chunk lists    [2] the
-//   shifts of a tile's set
+// in their channels (kWarpsM = 8) or in their units (kWarpsM = 4). Seven warps load x and turn it, or one copies it where it was
+// packed as patches have it; one copies packed weights. They run ahead, into the next tile too, since a block takes one tile
+// after another. What is handed over:
+//   patch    [buffers][pixel][vector][16 bytes]                   a chunk of x, swizzled
+//   weight   [kStages][slot][vector][channel][16 bytes]           the slots of a group of shifts, of one chunk
+//   lists    [2]                                                  the shifts of a tile's set
 // A product reads kInstN8 groups of 8 neighbouring units whose inputs lie at one distance from each other
 // (FusedJob::group_pitch): rows of 8 * kInsts units, one below the other, or one long row. Product i takes units 8 * i to 8 * i +
 // 7 of each row.
@@ -16,17 +17,20 @@
 
 namespace upfold::cuda {
 
-template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, int kStages_>
+constexpr int kMostPatches = 4;
+
+template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, int kStages_, bool kPackedInputs_>
 struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
   static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_, kStages = kStages_;
-  static constexpr int kFirstLoader = 256, kLoaders = 224, kBlockThreads = 512;
-  static constexpr bool kSwizzled = true;
+  static constexpr bool kSwizzled = true, kPackedInputs = kPackedInputs_;
+  static constexpr int kFirstLoader = 256, kLoaders = kPackedInputs ? 32 : 224, kBlockThreads = kPackedInputs ? 384 : 512;
+  static constexpr int kLoadRegisters = kPackedInputs ? 72 : 56, kMultiplyRegisters = kPackedInputs ? 216 : 200;
 };
 
 #if UPFOLD_WARPGROUPS
 struct WarpgroupShared {
   ShiftList lists[2];
-  std::uint64_t patch_full[2], patch_empty[2], weight_full[8], weight_empty[8];
+  std::uint64_t patch_full[kMostPatches], patch_empty[kMostPatches], weight_full[8], weight_empty[8];
   float4 staging[8][kStagedVectors];
 };
 
@@ -36,6 +40,15 @@ struct Turn {
   std::uint32_t at = 0, parity = 0;
   __device__ __forceinline__ void next() {
     if (++at == kCount) at = 0, parity ^= 1;
+  }
+};
+
+// The same of a number of buffers that the kernel is told.
+struct Ring {
+  std::uint32_t count, at = 0, parity = 0;
+  __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
+  __device__ __forceinline__ void next() {
+    if (++at == count) at = 0, parity ^= 1;
   }
 };
 
@@ -71,14 +84,15 @@ struct WarpgroupBlock {
     return memory + buffer * std::uint32_t(Tile::kVectors * job.patch_pitch);
   }
   __device__ __forceinline__ uint4* weight(std::uint32_t stage) const {
-    return patch(2) + stage * std::uint32_t(job.stage_slots * kSlotWords);
+    return patch(std::uint32_t(patches())) + stage * std::uint32_t(job.stage_slots * kSlotWords);
   }
+  __device__ __forceinline__ std::int32_t patches() const { return Tile::kPackedInputs ? job.raw_buffers : 2; }
   static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
 
   __device__ __forceinline__ void make_barriers() const {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < 2; ++i) {
-        barrier_make(address(shared.patch_full[i]), Tile::kLoaders);
+      for (int i = 0; i < patches(); ++i) {
+        barrier_make(address(shared.patch_full[i]), Tile::kPackedInputs ? 1 : Tile::kLoaders);
         barrier_make(address(shared.patch_empty[i]), Tile::kWarps);
       }
       for (int i = 0; i < Tile::kStages; ++i) {
@@ -182,6 +196,36 @@ struct WarpgroupBlock {
     }
   }
 
+  // One warp copies patches of packed x, a lane some of their rows.
+  __device__ __forceinline__ void copy_patches(const uint4* inputs) const {
+    Ring buffer(patches());
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, width = std::int32_t(job.axis[2].patch.value);
+    const std::uint32_t row_bytes = std::uint32_t(width * Tile::kVectors * kWordBytes);
+    const std::int32_t rows_h = std::int32_t(job.axis[1].patch.value), rows_d = std::int32_t(job.axis[0].patch.value);
+    const std::int64_t padded_w = job.axis[2].padded.value, padded_h = job.axis[1].padded.value;
+    const std::int64_t plane = padded_w * padded_h * job.axis[0].padded.value * Tile::kVectors;
+    const std::int32_t rows = rows_h * rows_d * job.tile_n;
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, lists, tile);
+      for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk, buffer.next()) {
+        const std::uint32_t full = address(shared.patch_full[buffer.at]), to = shared_address(patch(buffer.at));
+        barrier_wait(address(shared.patch_empty[buffer.at]), buffer.parity ^ 1);
+        if (lane == 0) barrier_arrive_expecting(full, std::uint32_t(rows) * row_bytes);
+        __syncwarp();  // the bytes are expected before the first arrives
+        for (std::int32_t row = lane; row < rows; row += 32) {
+          std::uint32_t rest = std::uint32_t(row);
+          const std::int64_t h = work.place.first[1] + std::int32_t(take(job.axis[1].patch, rest));
+          const std::int64_t d = work.place.first[0] + std::int32_t(take(job.axis[0].patch, rest));
+          std::int64_t n = work.place.first_n + std::int32_t(rest);
+          if (n >= job.batch) n = job.batch - 1;  // units that nobody stores
+          const std::int64_t of = (n * job.groups + work.place.group) * job.chunks + chunk;
+          const std::int64_t pixel = (d * padded_h + h) * padded_w + work.place.first[2];
+          copy_bulk(to + std::uint32_t(row) * row_bytes, inputs + of * plane + pixel * Tile::kVectors, row_bytes, full);
+        }
+      }
+    }
+  }
+
   // The products of the shifts from `begin` to `end`; places in units of 16 bytes. Each slot is a group of its own, committed
   // where it is issued (a commit behind a branch would wait for all before it), and one more may be unfinished; then
   // `done_before` runs.
@@ -225,10 +269,11 @@ struct WarpgroupBlock {
     const std::uint64_t b_first = swizzled_descriptor(std::uint32_t(patch_pixel(job, unit) * Tile::kVectors),
                                                       std::uint32_t(job.group_pitch * Tile::kVectors));
     Turn<Tile::kStages> stage;
-    Turn<2> buffer, list_turn;
+    Turn<2> list_turn;
+    Ring buffer(patches());
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, lists, tile);
-      const ShiftList& list = shared.lists[list_turn.at];
+      const ShiftList& list = Tile::kPackedInputs ? lists[work.set_number] : shared.lists[list_turn.at];
       if (work.chunks > 0) list_turn.next();
       float sums[Tile::kPhases][1][Tile::kN8][4] = {};
       std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the stage before reads; 0: none, released
@@ -274,7 +319,7 @@ template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
     fused_warpgroup_kernel(const FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
                            const ShiftList* __restrict__ lists, const uint4* __restrict__ packed, const Value* __restrict__ bias,
-                           Value* __restrict__ y, float4* __restrict__ partial) {
+                           Value* __restrict__ y, float4* __restrict__ partial, const uint4* __restrict__ inputs) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WarpgroupShared shared;
@@ -283,14 +328,18 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   const WarpgroupBlock<Value, Tile> block{job, shared, lists, aligned, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kFirstLoader) {
-    give_registers_back<56>();
+    give_registers_back<Tile::kLoadRegisters>();
     if (threadIdx.x < Tile::kFirstLoader + Tile::kLoaders) {
-      block.load(x);
+      if constexpr (Tile::kPackedInputs) {
+        block.copy_patches(inputs);
+      } else {
+        block.load(x);
+      }
     } else if (threadIdx.x == Tile::kFirstLoader + Tile::kLoaders) {
       block.copy_weights(packed);
     }
   } else {
-    take_registers<200>();
+    take_registers<Tile::kMultiplyRegisters>();
     block.compute(bias, y, partial);
   }
 #endif

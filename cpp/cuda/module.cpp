@@ -84,11 +84,11 @@ void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintp
 }
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor, kind: 1 of warpgroups, 2 whose
-// rows are pixels, 0 another) of each tile choice.
+// rows are pixels, 3 of warpgroups that pack x, 0 another) of each tile choice.
 py::list fused_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
-    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks, t.pixels ? 2 : t.products > 0 ? 1 : 0));
+    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks, t.packed_inputs ? 3 : t.pixels ? 2 : t.products > 0 ? 1 : 0));
   return tiles;
 }
 

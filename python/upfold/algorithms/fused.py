@@ -37,6 +37,7 @@ class _Rates(NamedTuple):
 _TILES = (_Rates(2.2, 2.1, 0.73, 2.8e-5, 3.5e-3, 1.2e-4, 0.86), _Rates(4.6, 0.72, 0.62, 3.0e-5, 5.3e-3, 2.7e-4, 0.55))
 _WARPGROUPS = (_Rates(19.0, 4.8, 0.64, 1.3e-5, 6.8e-3, 2.0e-4, 0.16), _Rates(16.0, 3.4, 0.85, 1.4e-5, 6.4e-3, 2.0e-4, 0.17))
 _PIXELS = (_Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 1.2e-4, 0.16), _Rates(8.0, 2.0, 0.3, 0.7e-5, 2e-3, 1.2e-4, 0.16))
+_PACKED = (_Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 2.0e-4, 0.16), _Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 2.0e-4, 0.16))
 _EQUAL = (_Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 0.0), _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 0.0))
 _ODD = 1.8  # times as long on 16-bit maps of an odd number of pixels, which are copied one by one
 
@@ -107,7 +108,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
             tiles = -(-problem.batch * problem.in_pixels // units) * problem.groups * -(-rows // channels)
             steps, patch = -(-problem.in_channels_per_group * DTYPE_BYTES[problem.dtype] // _STEP_BYTES), units
         else:
-            rates, phases = (_TILES, _WARPGROUPS, _PIXELS)[kind][half], phases_h * phases_w
+            rates, phases = (_TILES, _WARPGROUPS, _PIXELS, _PACKED)[kind][half], phases_h * phases_w
             call = module.FusedCall(device, problem.cuda, config, problem.alignment)
             tiles, steps, patch, parts = call.work
             axes = zip(problem.stride, problem.out_size, (1, phases_h, phases_w))
