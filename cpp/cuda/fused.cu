@@ -30,10 +30,10 @@ namespace {
 template <typename Tile>
 constexpr FusedTileSize size_of() {
   FusedTileSize size{
-      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0, 0, false, false, false};
+      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0, false, false, false};
   if constexpr (kOfWarpgroups<Tile>) {
     size.threads = Tile::kBlockThreads, size.products = Tile::kInsts, size.product_groups = Tile::kInstN8;
-    size.stages = Tile::kStages, size.packed_inputs = Tile::kPackedInputs;
+    size.packed_inputs = Tile::kPackedInputs;
   }
   if constexpr (kOfPixels<Tile>) {
     size.threads = Tile::kBlockThreads, size.pixels = true, size.whole = Tile::kWhole;
@@ -76,7 +76,7 @@ bool is_compiled(int device, int config) {
 std::vector<FusedTileSize> fused_tiles() {
   std::vector<FusedTileSize> tiles(kTiles, kTiles + kTileCount);
   for (const EqualTileSize& tile : equal_tiles())
-    tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0, 0, false, false, false});
+    tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0, false, false, false});
   return tiles;
 }
 

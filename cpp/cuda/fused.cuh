@@ -48,6 +48,13 @@ struct PixelReads {
   std::int32_t pixel, word, half, step, skew;
 };
 
+// The slots of a set as blocks of warpgroups read them, from the launch's arguments: each with its phase in the lowest bits, or,
+// where rows are pixels, one entry for each shift with the set of its phases there; whether it is the last of a group of shifts or
+// of the set; and the offset of its shift in patch pixels. The first one of a set without taps is kNoSlot.
+using SlotEntry = std::uint32_t;
+constexpr int kMostSlotEntries = 512, kSlotOffsetShift = 8;
+constexpr SlotEntry kSlotPhases = 15, kSlotEndsGroup = 16, kSlotEndsSet = 32, kNoSlot = ~0u;
+
 struct FusedJob {
   FusedAxis axis[3];  // d, h, w
   FusedRaw raw;
@@ -75,6 +82,7 @@ struct FusedJob {
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   Activation activation;
   float slope;
+  SlotEntry slots[kMostSlotEntries];  // [set][most_slots], of warpgroups
 };
 
 // The taps of a set, found by the pack kernel.

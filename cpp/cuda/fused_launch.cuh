@@ -15,19 +15,19 @@
   DO(5, Value, 1, 2, 2, 1, 8, 4, 4, 2) \
   DO(6, Value, 1, 2, 2, 4, 1, 4, 4, 4)
 
-// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, kStages, and whether x
+// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, and whether x
 // is packed first.
 #define UPFOLD_WARPGROUP_TILES(DO, Value) \
-  DO(7, Value, 1, 2, 8, 1, 16, 4, false)  \
-  DO(8, Value, 1, 2, 4, 1, 16, 4, false)  \
-  DO(9, Value, 1, 1, 8, 2, 16, 4, false)  \
-  DO(10, Value, 1, 1, 4, 2, 16, 4, false) \
-  DO(11, Value, 2, 2, 8, 1, 8, 4, false)  \
-  DO(12, Value, 1, 2, 8, 1, 16, 4, true)  \
-  DO(13, Value, 1, 2, 4, 1, 16, 4, true)  \
-  DO(14, Value, 1, 1, 8, 2, 16, 4, true)  \
-  DO(15, Value, 1, 1, 4, 2, 16, 4, true)  \
-  DO(16, Value, 2, 2, 8, 1, 8, 4, true)
+  DO(7, Value, 1, 2, 8, 1, 16, false)  \
+  DO(8, Value, 1, 2, 4, 1, 16, false)  \
+  DO(9, Value, 1, 1, 8, 2, 16, false)  \
+  DO(10, Value, 1, 1, 4, 2, 16, false) \
+  DO(11, Value, 2, 2, 8, 1, 8, false)  \
+  DO(12, Value, 1, 2, 8, 1, 16, true)  \
+  DO(13, Value, 1, 2, 4, 1, 16, true)  \
+  DO(14, Value, 1, 1, 8, 2, 16, true)  \
+  DO(15, Value, 1, 1, 4, 2, 16, true)  \
+  DO(16, Value, 2, 2, 8, 1, 8, true)
 
 #define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
   template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
@@ -37,7 +37,7 @@
   template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 #define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                        \
   template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                          \
-      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*, const uint4*);             \
+      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*, const uint4*);             \
   template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
                                                                                   Value*);                                     \
   template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
@@ -63,8 +63,8 @@ inline int multiprocessors(int device) {
 
 template <typename Tile>
 constexpr bool kOfWarpgroups = false;
-template <int a, int b, int c, int d, int e, int f, bool kPacked>
-constexpr bool kOfWarpgroups<WarpgroupTile<a, b, c, d, e, f, kPacked>> = true;
+template <int a, int b, int c, int d, int e, bool kPacked>
+constexpr bool kOfWarpgroups<WarpgroupTile<a, b, c, d, e, kPacked>> = true;
 
 // The operands as kernels take them.
 template <typename Value>
@@ -102,6 +102,11 @@ FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOpe
   const std::int64_t outer = job.y_n | job.y_axis[0] | job.y_axis[1], size = std::int64_t(sizeof(Value));
   job.wide = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && ((outer | job.y_c) * size | address) % kWide == 0;
   job.dense_y = job.y_c == 1 && ((outer | job.y_axis[2] | job.oc) * size | address) % kWordBytes == 0;
+  // A thread's outputs, of one unit or two, are one vector.
+  const std::int64_t unit = size * Tile::kPhasesW, apart = (outer | job.y_c) * size | address;
+  job.direct = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && job.axis[2].out % Tile::kPhasesW == 0 &&
+               apart % unit == 0 && (job.activation == Activation::kNone || job.activation == Activation::kRelu);
+  job.joined = apart % (2 * unit) == 0;
   return job;
 }
 
@@ -112,7 +117,7 @@ void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& 
   if constexpr (kOfWarpgroups<Tile>) {
     const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
     launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes}, job,
-                plan.blocks, typed.x, typed.lists, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
+                plan.blocks, typed.x, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
   } else {
     launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, typed.x,
                 typed.lists, typed.packed, typed.bias, typed.y, typed.partial);

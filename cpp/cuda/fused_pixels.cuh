@@ -35,7 +35,6 @@ struct PixelBlock {
 
   const FusedJob& job;
   PixelShared<Tile>& shared;
-  const ShiftList* lists;
   uint4* memory;
   std::uint32_t tiles;
 
@@ -70,18 +69,22 @@ struct PixelBlock {
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
     Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
-      const ShiftList& list = lists[work.set_number];
+      const TileWork<Tile> work(job, tile);
       const uint4* const own = packed + packed_at<Tile>(job, work.place, work.set_number);
       for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk) {
-        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts, stage.next()) {
-          const std::int32_t end = begin + job.group_shifts < work.shifts ? begin + job.group_shifts : work.shifts;
-          const std::int32_t first = list.first_slot[begin], bytes = (list.first_slot[end] - first) * kSlotWords * kWordBytes;
+        std::int32_t shift = work.first_slot, slot = 0;
+        for (SlotEntry entry = 0; (entry & kSlotEndsSet) == 0; stage.next()) {
+          std::int32_t slots = 0;
+          do {
+            entry = job.slots[shift++], slots += __popc(entry & kSlotPhases);
+          } while ((entry & kSlotEndsGroup) == 0);
           const std::uint32_t full = address(shared.weight_full[stage.at]);
+          const std::uint32_t bytes = std::uint32_t(slots * kSlotWords * kWordBytes);
           barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
-          barrier_arrive_expecting(full, std::uint32_t(bytes));
-          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + first) * kSlotWords,
-                    std::uint32_t(bytes), full);
+          barrier_arrive_expecting(full, bytes);
+          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + slot) * kSlotWords, bytes,
+                    full);
+          slot += slots;
         }
       }
       if (job.resident) return;
@@ -92,7 +95,7 @@ struct PixelBlock {
   __device__ __forceinline__ void copy_inputs(const Value* x) const {
     Ring buffer(job.raw_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, tile);
       if (work.chunks == 0) continue;
       meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
       for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
@@ -233,60 +236,57 @@ struct PixelBlock {
     place_rows(own);
     Ring buffer(job.raw_buffers), stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
-      const ShiftList& list = lists[work.set_number];
+      const TileWork<Tile> work(job, tile);
       Sums sums = {};
       if (job.resident) stage = Ring(job.weight_buffers);
-      const std::int32_t steps = work.chunks * work.shifts;
       std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, released
-      std::int32_t shift = 0, in_group = 0;
-      std::uint32_t phases = list.phases[0], next_phases = phases;
+      std::int32_t shift = work.first_slot, chunk = 0;
+      SlotEntry entry = 0;
       std::uint64_t b = 0;
+      bool group_begins = true;
       Rows rows[2];
       const auto load = [&](Rows& to) {  // of the step that `shift` and `buffer` are at
-        if (shift == 0) barrier_wait(address(shared.raw_full[buffer.at]), buffer.parity);
-        load_rows(to, raw(buffer.at) + list.offset[shift] * job.reads.pixel, own);
-        if (shift + 1 < work.shifts) return;
+        if (shift == work.first_slot) barrier_wait(address(shared.raw_full[buffer.at]), buffer.parity);
+        entry = job.slots[shift];
+        load_rows(to, raw(buffer.at) + std::int32_t(entry >> kSlotOffsetShift) * job.reads.pixel, own);
+        if ((entry & kSlotEndsSet) == 0) return;
         __syncwarp();  // everyone has read the chunk
         arrive(address(shared.raw_empty[buffer.at]));
       };
-      if (steps > 0) load(rows[0]);
+      if (work.chunks > 0) load(rows[0]);
 #pragma unroll 1
-      for (std::int32_t i = 0; i < steps; i += 2) {
+      while (chunk < work.chunks) {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
-          if (odd == 1 && i + 1 == steps) continue;
-          if (in_group == 0) {
+          if (odd == 1 && chunk == work.chunks) continue;
+          if (group_begins) {
             barrier_wait(address(shared.weight_full[stage.at]), stage.parity);
             b = b_first + shared_address(weight(stage.at)) / kWordBytes;
           }
-          multiply(sums, rows[odd], phases, b);
-          const bool chunk_ends = shift + 1 == work.shifts, group_ends = ++in_group == job.group_shifts || chunk_ends;
-          if (i + odd + 1 < steps) {
-            if (chunk_ends) buffer.next();
-            shift = chunk_ends ? 0 : shift + 1;
-            next_phases = list.phases[shift];
+          const SlotEntry current = entry;
+          multiply(sums, rows[odd], current & kSlotPhases, b);
+          group_begins = current & kSlotEndsGroup, ++shift;
+          if (current & kSlotEndsSet) ++chunk, shift = work.first_slot, buffer.next();
+          if (chunk < work.chunks) {
             warpgroup_wait<1>();  // all products but those of the last slots: the other rows are free
             if (used != 0) arrive(used);
             used = 0;
             load(rows[odd ^ 1]);
           }
-          if (group_ends) {
+          if (group_begins) {
             if (used != 0) {
               warpgroup_wait<0>();
               arrive(used);
             }
             used = job.resident ? 0 : address(shared.weight_empty[stage.at]);
-            stage.next(), in_group = 0;
+            stage.next();
           }
-          phases = next_phases;
         }
       }
       warpgroup_wait<0>();
 #pragma unroll
       for (int i = 0; i < Tile::kM * Tile::kColumns8 * 4; ++i) pin(sums[i / 4 / Tile::kColumns8][i / 4 % Tile::kColumns8][i % 4]);
       if (used != 0) arrive(used);
-      if (steps > 0) buffer.next();
       if (job.splits.value == 1) {
         store_pixels<Value, Tile>(job, work.place, bias, y, reinterpret_cast<float*>(shared.staging[warp]), sums);
         continue;
@@ -305,13 +305,13 @@ struct PixelBlock {
 // Elsewhere an empty kernel.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
-    fused_pixels_kernel(const FusedJob job, std::uint32_t tiles, const Value* __restrict__ x, const ShiftList* __restrict__ lists,
+    fused_pixels_kernel(const __grid_constant__ FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
                         const uint4* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
                         float4* __restrict__ partial) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ PixelShared<Tile> shared;
-  const PixelBlock<Value, Tile> block{job, shared, lists, memory, tiles};
+  const PixelBlock<Value, Tile> block{job, shared, memory, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kFirstLoader) {
     give_registers_back<72>();

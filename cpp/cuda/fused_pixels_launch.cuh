@@ -17,7 +17,7 @@
 
 #define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                            \
   template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                 \
-      const FusedJob, std::uint32_t, const Value*, const ShiftList*, const uint4*, const Value*, Value*, float4*);             \
+      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*);             \
   template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
                                                                                Value*);                                        \
   template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
@@ -37,17 +37,11 @@ constexpr bool kOfPixels<PixelTile<kWhole, kSizes...>> = true;
 template <typename Value, typename Tile>
 void run_pixel_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
   const TypedOperands<Value> typed(plan, operands);
-  FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
-  constexpr std::int64_t kSize = sizeof(Value), kUnit = kSize * Tile::kPhasesW;
-  const std::int64_t steps = (job.y_n | job.y_axis[0] | job.y_axis[1] | job.y_c) * kSize;
-  const std::int64_t apart = steps | std::int64_t(reinterpret_cast<std::uintptr_t>(typed.y));
-  job.direct = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && job.axis[2].out % Tile::kPhasesW == 0 &&
-               apart % kUnit == 0 && (job.activation == Activation::kNone || job.activation == Activation::kRelu);
-  job.joined = apart % (2 * kUnit) == 0;
+  const FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
   unsigned blocks = unsigned(multiprocessors(launch.device));
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   launch_grid("fused", fused_pixels_kernel<Value, Tile>, launch,
-              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes}, job, plan.blocks, typed.x, typed.lists,
+              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes}, job, plan.blocks, typed.x,
               typed.packed, typed.bias, typed.y, typed.partial);
   if (job.splits.value == 1) return;
   launch_kernel("fused", pixels_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * (Tile::kM * Tile::kOc8 / 2),

@@ -123,18 +123,6 @@ struct PixelStore {
     }
   }
 
-  // kUnits units in all width phases, of one channel.
-  template <int kUnits>
-  __device__ __forceinline__ void store_vector(Value* to, const float (&values)[2 * Tile::kPhasesW], int first) const {
-    Value narrow[kUnits * Tile::kPhasesW];
-#pragma unroll
-    for (int i = 0; i < kUnits * Tile::kPhasesW; ++i) narrow[i] = Narrow<Value>::from(values[first * Tile::kPhasesW + i]);
-    constexpr int kBytes = kUnits * Tile::kPhasesW * int(sizeof(Value));
-    std::uint32_t words[(kBytes + 3) / 4];
-    memcpy(words, narrow, kBytes);
-    store_words<kBytes>(to, words);
-  }
-
   // Where the width phases of a unit are one aligned vector (FusedJob::direct): a lane stores what it holds.
   __device__ __forceinline__ void store_direct(const Sums& sums) const {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
@@ -176,10 +164,10 @@ struct PixelStore {
               if (relu) values[v] = values[v] < 0.0f ? 0.0f : values[v];
             }
             if (joined) {
-              if (live[0] && exists) store_vector<kPaired<Value, Tile> ? 2 : 1>(to[0] + c * job.y_c, values, 0);
+              if (live[0] && exists) store_vector<kPaired<Value, Tile> ? 2 * Tile::kPhasesW : Tile::kPhasesW>(to[0] + c * job.y_c, values);
             } else {
-              if (live[0] && exists) store_vector<1>(to[0] + c * job.y_c, values, 0);
-              if (live[1] && exists) store_vector<1>(to[1] + c * job.y_c, values, 1);
+              if (live[0] && exists) store_vector<Tile::kPhasesW>(to[0] + c * job.y_c, values);
+              if (live[1] && exists) store_vector<Tile::kPhasesW>(to[1] + c * job.y_c, values + Tile::kPhasesW);
             }
           }
           to[0] += 8 * job.y_c, to[1] += 8 * job.y_c;

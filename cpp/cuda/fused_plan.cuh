@@ -15,7 +15,7 @@ constexpr std::int64_t kLeastSplitChunks = 2;
 constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
 // The same of blocks of warpgroups.
-constexpr std::int64_t kGroupStageBytes = 12 << 10, kGroupFixedBytes = 24 << 10;
+constexpr std::int64_t kGroupStageBytes = 12 << 10, kWholeStageBytes = 64 << 10, kGroupFixedBytes = 22 << 10;
 // And of those whose rows are pixels; buffers as in fused_pixels.cuh.
 constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
 constexpr int kWeightBuffers = 4, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
@@ -39,6 +39,15 @@ Reach reach_of(const Axis& a, std::int64_t set) {
     reach.most_taps = std::max(reach.most_taps, together);
   }
   return reach.low > reach.high ? Reach{0, 0, 0} : reach;
+}
+
+// Whether a tap carries displacement `shift` to a phase.
+bool has_tap(const Axis& a, std::int64_t residue, std::int64_t shift) {
+  if (residue >= a.stride) return false;
+  const PhaseTaps taps = phase_taps(a, (residue + a.pad) % a.stride);
+  if (taps.count == 0) return false;
+  const std::int64_t back = input_of(a, residue, taps.first) - shift;
+  return back >= 0 && back % taps.in_step == 0 && back / taps.in_step < taps.count;
 }
 
 // Whether every phase of every set has a tap at every displacement from reach.low to reach.high.
@@ -92,7 +101,7 @@ class Planner {
     }
     if (!channels(slots, set_count)) return false;
     plan_.weight_end = plan_.workspace_bytes;
-    return pixels() && counts(set_count);
+    return pixels() && counts(set_count) && (!(warpgroups() || tile_.pixels) || entries());
   }
 
   bool channels(std::int64_t slots, std::int64_t set_count) {
@@ -111,11 +120,12 @@ class Planner {
                                      : warpgroups() ? kGroupStageBytes * tile_.channels / 64
                                                     : kWeightStageBytes / tile_.blocks;
     if (slots * slot_bytes > stage_bytes || tile_.pixels) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
+    job.weight_buffers = tile_.pixels || warpgroups() ? kWeightBuffers : 2;
+    if (warpgroups() && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
-    job.weight_buffers = tile_.pixels ? kWeightBuffers : warpgroups() ? tile_.stages : 2;
     plan_.shared_bytes = int(job.weight_buffers * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
     return true;
   }
@@ -277,6 +287,40 @@ class Planner {
     if (tile_.packed_inputs) return packed_inputs(most, rows * width);
     if (warpgroups() && plan_.shared_bytes + job.raw_bytes <= most) {
       job.raw_buffers = 2, plan_.shared_bytes += job.raw_bytes;
+    }
+    return true;
+  }
+
+  // The table of slots, of every set in the order of their numbers, as the lists of the kernel that packs the weight have them.
+  bool entries() {
+    FusedJob& job = plan_.job;
+    const std::int32_t sets[3] = {1, tile_.phases_h, tile_.phases_w}, patch_h = std::int32_t(job.axis[1].patch.value);
+    const std::int32_t patch_w = std::int32_t(job.axis[2].patch.value);
+    const auto count = [&job](int axis) { return std::int32_t((axis == 0 ? job.sets_d : axis == 1 ? job.sets_h : job.sets_w).value); };
+    if (std::int64_t(count(0)) * count(1) * count(2) * job.most_slots > kMostSlotEntries) return false;
+    for (std::int32_t set = 0; set < count(0) * count(1) * count(2); ++set) {
+      const std::int32_t first[3] = {set / count(2) / count(1) * sets[0], set / count(2) % count(1) * sets[1],
+                                     set % count(2) * sets[2]};
+      SlotEntry* const own = job.slots + set * job.most_slots;
+      std::int32_t slots = 0, shifts = 0;
+      for (std::int32_t at = 0; at < std::int32_t(box_); ++at) {
+        const std::int32_t shift[3] = {at / job.axis[2].extent / job.axis[1].extent, at / job.axis[2].extent % job.axis[1].extent,
+                                       at % job.axis[2].extent};
+        const std::int32_t offset = job.flat ? 0 : (shift[0] * patch_h + shift[1]) * patch_w + shift[2], before = slots;
+        for (std::int32_t p = 0; p < sets[1] * sets[2]; ++p) {
+          bool exists = true;
+          for (int i = 0; i < 3; ++i) {
+            const std::int32_t phase = i == 0 ? 0 : i == 1 ? p / sets[2] : p % sets[2];
+            exists = exists && has_tap(axes_[i], first[i] + phase, shift[i] + job.axis[i].low);
+          }
+          if (!exists) continue;
+          if (slots == before || !tile_.pixels) own[slots++] = SlotEntry(offset) << kSlotOffsetShift;
+          own[slots - 1] |= tile_.pixels ? 1u << p : SlotEntry(p);
+        }
+        if (slots > before && ++shifts % job.group_shifts == 0) own[slots - 1] |= kSlotEndsGroup;
+      }
+      if (slots == 0) own[0] = kNoSlot;
+      if (slots > 0) own[slots - 1] |= kSlotEndsGroup | kSlotEndsSet;
     }
     return true;
   }

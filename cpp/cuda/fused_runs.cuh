@@ -101,11 +101,76 @@ struct RunStore {
   }
 };
 
+// kCount neighbouring outputs of a channel.
+template <int kCount, typename Value>
+UPFOLD_DEVICE void store_vector(Value* to, const float* values) {
+  constexpr int kBytes = kCount * int(sizeof(Value));
+  Value narrow[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) narrow[i] = Narrow<Value>::from(values[i]);
+  std::uint32_t words[(kBytes + 3) / 4];
+  memcpy(words, narrow, kBytes);
+  store_words<kBytes>(to, words);
+}
+
+// Where the width phases of a unit are one aligned vector (FusedJob::direct) and tiles are no runs of units: a thread stores what
+// it holds, two neighbouring units of two channels in each column tile.
+template <typename Value, typename Tile>
+UPFOLD_DEVICE void store_direct(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y,
+                                const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
+  constexpr int kUnit = Tile::kPhasesW;
+  const WarpPlace<Tile> at(place, 0);
+  const std::int32_t channel = at.channel + at.lane / 4, second = at.lane % 4 * 2;
+  const std::int64_t group_channel = std::int64_t(place.group) * job.oc + channel;
+  const bool relu = job.activation == Activation::kRelu;
+  bool exists[2];
+  float added[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    exists[row] = channel + row * 8 < job.oc;
+    added[row] = bias != nullptr && exists[row] ? widen(bias[group_channel + row * 8]) : 0.0f;
+  }
+  // A lane finds the place of 8 units in a row, and how many of them there are.
+  const UnitTarget own = target_of<Tile>(job, place, (at.unit_tile + at.lane % Tile::kN8) * 8);
+  const std::int32_t left = own.live && own.ow < job.axis[2].out ? (job.axis[2].out - own.ow) / kUnit : 0;
+  const std::int32_t below = job.axis[1].out > own.oh ? job.axis[1].out - own.oh : 0;
+  const std::int32_t own_state = (left < 8 ? left : 8) << 16 | (below < Tile::kPhasesH ? below : Tile::kPhasesH);
+  Value* const first = y + group_channel * job.y_c + second * kUnit;
+#pragma unroll
+  for (int j = 0; j < Tile::kN8; ++j) {
+    const std::int64_t offset = __shfl_sync(~0u, own.offset, j);
+    const std::int32_t state = __shfl_sync(~0u, own_state, j), units = (state >> 16) - second, rows = state & 0xffff;
+    if (units <= 0) continue;
+#pragma unroll
+    for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
+      if (place.set.h + ph >= job.axis[1].taps.stride || ph >= rows) continue;
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        if (!exists[row]) continue;
+        float values[2 * kUnit];
+#pragma unroll
+        for (int v = 0; v < 2 * kUnit; ++v) {
+          values[v] = sums[ph * kUnit + v % kUnit][0][j][row * 2 + v / kUnit] + added[row];
+          if (relu) values[v] = values[v] < 0.0f ? 0.0f : values[v];
+        }
+        Value* const to = first + offset + ph * job.y_axis[1] + row * 8 * job.y_c;
+        if (units > 1 && job.joined) {
+          store_vector<2 * kUnit>(to, values);
+        } else {
+          store_vector<kUnit>(to, values);
+          if (units > 1) store_vector<kUnit>(to + kUnit, values + kUnit);
+        }
+      }
+    }
+  }
+}
+
 // Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors.
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
                               const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
   static_assert(8 * Tile::kInsts * Tile::kPhasesW == kRunOutputs, "a run");
+  if (job.direct && !job.flat) return store_direct<Value, Tile>(job, place, bias, y, sums);
   constexpr int kRuns = Tile::kN8 / Tile::kInsts, kLines = kRuns * Tile::kPhasesH;
   const WarpPlace<Tile> at(place, 0);
   const std::int64_t first_channel = std::int64_t(place.group) * job.oc + at.channel;

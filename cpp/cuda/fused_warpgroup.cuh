@@ -5,8 +5,7 @@
 // packed as patches have it; one copies packed weights. They run ahead, into the next tile too, since a block takes one tile
 // after another. What is handed over:
 //   patch    [buffers][pixel][vector][16 bytes]                   a chunk of x, swizzled
-//   weight   [kStages][slot][vector][channel][16 bytes]           the slots of a group of shifts, of one chunk
-//   lists    [2]                                                  the shifts of a tile's set
+//   weight   [buffers][slot][vector][channel][16 bytes]           the slots of a group of shifts, of one chunk
 // A product reads kInstN8 groups of 8 neighbouring units whose inputs lie at one distance from each other
 // (FusedJob::group_pitch): rows of 8 * kInsts units, one below the other, or one long row. Product i takes units 8 * i to 8 * i +
 // 7 of each row.
@@ -19,9 +18,9 @@ namespace upfold::cuda {
 
 constexpr int kMostPatches = 4;
 
-template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, int kStages_, bool kPackedInputs_>
+template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, bool kPackedInputs_>
 struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
-  static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_, kStages = kStages_;
+  static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_;
   static constexpr bool kSwizzled = true, kPackedInputs = kPackedInputs_;
   static constexpr int kFirstLoader = 256, kLoaders = kPackedInputs ? 32 : 224, kBlockThreads = kPackedInputs ? 384 : 512;
   static constexpr int kLoadRegisters = kPackedInputs ? 72 : 56, kMultiplyRegisters = kPackedInputs ? 216 : 200;
@@ -29,7 +28,6 @@ struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_
 
 #if UPFOLD_WARPGROUPS
 struct WarpgroupShared {
-  ShiftList lists[2];
   std::uint64_t patch_full[kMostPatches], patch_empty[kMostPatches], weight_full[8], weight_empty[8];
   float4 staging[8][kStagedVectors];
 };
@@ -56,15 +54,14 @@ struct Ring {
 template <typename Tile>
 struct TileWork {
   FusedPlace place;
-  std::int32_t set_number, shifts, first_chunk, chunks;
+  std::int32_t set_number, first_slot, first_chunk, chunks;
 
-  __device__ __forceinline__ TileWork(const FusedJob& job, const ShiftList* lists, std::uint32_t tile) {
+  __device__ __forceinline__ TileWork(const FusedJob& job, std::uint32_t tile) {
     place = place_of_block<Tile>(job, tile);
-    set_number = number_of_set<Tile>(job, place.set);
-    shifts = lists[set_number].shifts;
+    set_number = number_of_set<Tile>(job, place.set), first_slot = set_number * job.most_slots;
     first_chunk = place.split * job.split_chunks;
     const std::int32_t left = job.chunks - first_chunk;
-    chunks = shifts == 0 ? 0 : left < job.split_chunks ? left : job.split_chunks;
+    chunks = job.slots[first_slot] == kNoSlot ? 0 : left < job.split_chunks ? left : job.split_chunks;
   }
 };
 
@@ -75,7 +72,6 @@ struct WarpgroupBlock {
 
   const FusedJob& job;
   WarpgroupShared& shared;
-  const ShiftList* lists;
   uint4* memory;
   std::uint32_t tiles;
 
@@ -95,7 +91,7 @@ struct WarpgroupBlock {
         barrier_make(address(shared.patch_full[i]), Tile::kPackedInputs ? 1 : Tile::kLoaders);
         barrier_make(address(shared.patch_empty[i]), Tile::kWarps);
       }
-      for (int i = 0; i < Tile::kStages; ++i) {
+      for (int i = 0; i < job.weight_buffers; ++i) {
         barrier_make(address(shared.weight_full[i]), 1);
         barrier_make(address(shared.weight_empty[i]), Tile::kWarps);
       }
@@ -106,27 +102,30 @@ struct WarpgroupBlock {
 
   // One thread copies the weights of all tiles, a group of shifts at a time.
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
-    Turn<Tile::kStages> stage;
+    Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
-      const ShiftList& list = lists[work.set_number];
+      const TileWork<Tile> work(job, tile);
       const uint4* const own = packed + packed_at<Tile>(job, work.place, work.set_number);
       for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk) {
-        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts) {
-          const std::int32_t end = begin + job.group_shifts < work.shifts ? begin + job.group_shifts : work.shifts;
-          const std::int32_t first = list.first_slot[begin], bytes = (list.first_slot[end] - first) * kSlotWords * kWordBytes;
+        std::int32_t begin = 0;
+        bool ends = false;
+        for (; !ends; stage.next()) {
+          std::int32_t end = begin;
+          while ((job.slots[work.first_slot + end++] & kSlotEndsGroup) == 0) continue;
+          ends = job.slots[work.first_slot + end - 1] & kSlotEndsSet;
           const std::uint32_t full = address(shared.weight_full[stage.at]);
+          const std::uint32_t bytes = std::uint32_t((end - begin) * kSlotWords * kWordBytes);
           barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
-          barrier_arrive_expecting(full, std::uint32_t(bytes));
-          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + first) * kSlotWords,
-                    std::uint32_t(bytes), full);
-          stage.next();
+          barrier_arrive_expecting(full, bytes);
+          copy_bulk(shared_address(weight(stage.at)), own + (std::int64_t(chunk) * job.most_slots + begin) * kSlotWords, bytes,
+                    full);
+          begin = end;
         }
       }
     }
   }
 
-  __device__ __forceinline__ RawColumn* columns() const { return reinterpret_cast<RawColumn*>(weight(Tile::kStages)); }
+  __device__ __forceinline__ RawColumn* columns() const { return reinterpret_cast<RawColumn*>(weight(std::uint32_t(job.weight_buffers))); }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
     return reinterpret_cast<unsigned char*>(columns() + job.raw.columns) + buffer * std::uint32_t(job.raw_bytes);
   }
@@ -141,7 +140,7 @@ struct WarpgroupBlock {
   // The columns of the next tile that has chunks, from number `tile` on.
   __device__ __forceinline__ Source begin_tile(const Value* x, std::uint32_t tile) const {
     for (; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, tile);
       if (work.chunks == 0) continue;
       meet<1, Tile::kLoaders>();  // everyone has left the columns of the tile before
       for (std::int32_t i = loader_of<Tile>(); i < job.raw.columns; i += Tile::kLoaders) {
@@ -170,20 +169,12 @@ struct WarpgroupBlock {
     const bool two = job.raw_buffers == 2;
     copy_next(x, source, 0);
     if (two) copy_next(x, source, 1);
-    Turn<2> buffer, list;
+    Turn<2> buffer;
     std::uint32_t from = 0;
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, tile);
       for (std::int32_t i = 0; i < work.chunks; ++i, buffer.next()) {
         barrier_wait(address(shared.patch_empty[buffer.at]), buffer.parity ^ 1);
-        if (i == 0) {
-          // The list of the tile before last, of those with taps, is out of use: its chunks have been released.
-          uint4* const to = reinterpret_cast<uint4*>(&shared.lists[list.at]);
-          const uint4* const list_from = reinterpret_cast<const uint4*>(lists + work.set_number);
-          for (std::int32_t j = loader_of<Tile>(); j < std::int32_t(sizeof(ShiftList) / 16); j += Tile::kLoaders)
-            to[j] = list_from[j];
-          list.next();
-        }
         two ? copy_async_wait<1>() : copy_async_wait<0>();
         meet<1, Tile::kLoaders>();  // raw inputs are complete
         turn<Value, Tile>(job, raw(from), patch(buffer.at));
@@ -206,7 +197,7 @@ struct WarpgroupBlock {
     const std::int64_t plane = padded_w * padded_h * job.axis[0].padded.value * Tile::kVectors;
     const std::int32_t rows = rows_h * rows_d * job.tile_n;
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
+      const TileWork<Tile> work(job, tile);
       for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk, buffer.next()) {
         const std::uint32_t full = address(shared.patch_full[buffer.at]), to = shared_address(patch(buffer.at));
         barrier_wait(address(shared.patch_empty[buffer.at]), buffer.parity ^ 1);
@@ -226,55 +217,54 @@ struct WarpgroupBlock {
     }
   }
 
-  // The products of the shifts from `begin` to `end`; places in units of 16 bytes. Each slot is a group of its own, committed
-  // where it is issued (a commit behind a branch would wait for all before it), and one more may be unfinished; then
-  // `done_before` runs.
-  template <typename Done>
-  __device__ __forceinline__ void multiply(const ShiftList& list, std::int32_t begin, std::int32_t end, std::uint64_t a,
-                                           std::uint64_t b, float (&sums)[Tile::kPhases][1][Tile::kN8][4],
-                                           const Done& done_before) const {
-    // Read a shift ahead, while products run.
-    std::uint32_t next_phases = list.phases[begin], next_offset = std::uint32_t(list.offset[begin]);
-    for (std::int32_t s = begin; s < end; ++s) {
-      const std::uint32_t phases = next_phases;
-      const std::uint64_t b_shift = b + next_offset * Tile::kVectors;
-      const std::int32_t next = s + 1 < end ? s + 1 : s;
-      next_phases = list.phases[next], next_offset = std::uint32_t(list.offset[next]);
+  template <int kPhase>
+  __device__ __forceinline__ void add_slot(float (&sums)[Tile::kPhases][1][Tile::kN8][4], std::uint32_t phase, std::uint64_t a,
+                                           std::uint64_t b) const {
+    if constexpr (kPhase < Tile::kPhases) {
+      if (Tile::kPhases > 1 && phase != kPhase) return add_slot<kPhase + 1>(sums, phase, a, b);
+      warpgroup_begin();
 #pragma unroll
-      for (int p = 0; p < Tile::kPhases; ++p) {
-        if (Tile::kPhases > 1 && (phases >> p & 1) == 0) continue;
-        warpgroup_begin();
-#pragma unroll
-        for (int k = 0; k < Tile::kVectors; k += 2) {
-          const std::uint64_t a_k = a + std::uint32_t(k * Tile::kChannels), b_k = b_shift + std::uint32_t(k);
-          WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 0>::add(sums[p][0], a_k, b_k);
-          if constexpr (Tile::kInsts > 1) {
-            WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 1>::add(sums[p][0], a_k, b_k + 8 * Tile::kVectors);
-          }
+      for (int k = 0; k < Tile::kVectors; k += 2) {
+        const std::uint64_t a_k = a + std::uint32_t(k * Tile::kChannels), b_k = b + std::uint32_t(k);
+        WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 0>::add(sums[kPhase][0], a_k, b_k);
+        if constexpr (Tile::kInsts > 1) {
+          WarpgroupCore<Value, Tile::kInstN8, Tile::kInsts, 1>::add(sums[kPhase][0], a_k, b_k + 8 * Tile::kVectors);
         }
-        warpgroup_commit();
-        warpgroup_wait<1>();
-        done_before();
-        a += kSlotWords;
       }
+      warpgroup_commit();
     }
+  }
+
+  // The products of a group of shifts, from slot number `slot` of the table on; returns the number behind them. Places in units of
+  // 16 bytes. Each slot is a group of its own, committed where it is issued (a commit behind a branch would wait for all before
+  // it), and one more may be unfinished; then `done_before` runs.
+  template <typename Done>
+  __device__ __forceinline__ std::int32_t multiply(std::int32_t slot, std::uint64_t a, std::uint64_t b,
+                                                   float (&sums)[Tile::kPhases][1][Tile::kN8][4], const Done& done_before) const {
+    std::uint32_t entry = 0;
+#pragma unroll 1
+    do {
+      entry = job.slots[slot++];
+      add_slot<0>(sums, entry & kSlotPhases, a, b + (entry >> kSlotOffsetShift) * Tile::kVectors);
+      a += kSlotWords;
+      warpgroup_wait<1>();
+      done_before();
+    } while ((entry & kSlotEndsGroup) == 0);
+    return slot;
   }
 
   // Two warpgroups multiply and store.
   __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
     static_assert(Tile::kInsts <= 2, "of one row");
-    const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32, warpgroup = tid / 128;
+    const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32;
+    const std::int32_t warpgroup = __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp: descriptors stay in its registers
     const std::int32_t unit = Tile::kWarpsM == 8 ? 0 : warpgroup * Tile::kN8 * 8;
     const std::uint64_t a_first = matrix_descriptor(Tile::kWarpsM == 8 ? std::uint32_t(warpgroup) * 64 : 0, Tile::kChannels, 8);
     const std::uint64_t b_first = swizzled_descriptor(std::uint32_t(patch_pixel(job, unit) * Tile::kVectors),
                                                       std::uint32_t(job.group_pitch * Tile::kVectors));
-    Turn<Tile::kStages> stage;
-    Turn<2> list_turn;
-    Ring buffer(patches());
+    Ring stage(job.weight_buffers), buffer(patches());
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const TileWork<Tile> work(job, lists, tile);
-      const ShiftList& list = Tile::kPackedInputs ? lists[work.set_number] : shared.lists[list_turn.at];
-      if (work.chunks > 0) list_turn.next();
+      const TileWork<Tile> work(job, tile);
       float sums[Tile::kPhases][1][Tile::kN8][4] = {};
       std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the stage before reads; 0: none, released
       const auto release = [&] {
@@ -286,11 +276,11 @@ struct WarpgroupBlock {
       for (std::int32_t chunk = 0; chunk < work.chunks; ++chunk, buffer.next()) {
         barrier_wait(address(shared.patch_full[buffer.at]), buffer.parity);
         const std::uint64_t b = b_first + shared_address(patch(buffer.at)) / kWordBytes;
-        for (std::int32_t begin = 0; begin < work.shifts; begin += job.group_shifts, stage.next()) {
-          const bool last = begin + job.group_shifts >= work.shifts;
+        std::int32_t slot = work.first_slot;
+        for (bool last = false; !last; stage.next()) {
           barrier_wait(address(shared.weight_full[stage.at]), stage.parity);
-          multiply(list, begin, last ? work.shifts : begin + job.group_shifts,
-                   a_first + shared_address(weight(stage.at)) / kWordBytes, b, sums, release);
+          slot = multiply(slot, a_first + shared_address(weight(stage.at)) / kWordBytes, b, sums, release);
+          last = job.slots[slot - 1] & kSlotEndsSet;
           used_stage = address(shared.weight_empty[stage.at]);
           used_buffer = last ? address(shared.patch_empty[buffer.at]) : 0;
         }
@@ -317,15 +307,15 @@ struct WarpgroupBlock {
 // Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
-    fused_warpgroup_kernel(const FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
-                           const ShiftList* __restrict__ lists, const uint4* __restrict__ packed, const Value* __restrict__ bias,
+    fused_warpgroup_kernel(const __grid_constant__ FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
+                           const uint4* __restrict__ packed, const Value* __restrict__ bias,
                            Value* __restrict__ y, float4* __restrict__ partial, const uint4* __restrict__ inputs) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WarpgroupShared shared;
   const std::uint32_t beyond = shared_address(memory) % kSwizzleBytes;
   uint4* const aligned = memory + (beyond == 0 ? 0 : (kSwizzleBytes - beyond) / kWordBytes);
-  const WarpgroupBlock<Value, Tile> block{job, shared, lists, aligned, tiles};
+  const WarpgroupBlock<Value, Tile> block{job, shared, aligned, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kFirstLoader) {
     give_registers_back<Tile::kLoadRegisters>();
