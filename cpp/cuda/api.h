@@ -171,7 +171,8 @@ struct FusedWork {
 // Planned once, then the same for any operands and by any thread.
 class FusedCall {
  public:
-  FusedCall(int device, const Problem& p, int config, std::int64_t alignment);
+  // Where the copy of x that some choices make is beyond the cap, the samples run in parts.
+  FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
   std::int64_t workspace_bytes() const;
   FusedWork work() const;
   void run(const FusedOperands& operands, std::uintptr_t stream) const;

@@ -9,6 +9,9 @@ UPFOLD_INSTANTIATE_FUSED(float)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
+#include <algorithm>
+#include <limits>
+
 #include "fused_equal.h"
 #include "fused_plan.cuh"
 
@@ -52,6 +55,7 @@ constexpr FusedTileSize kTiles[] = {
             UPFOLD_PIXEL_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
+constexpr std::int64_t kUncapped = std::numeric_limits<std::int64_t>::max();
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
 // Those that the kernels are made for, with asynchronous copies beside them.
@@ -85,14 +89,14 @@ bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment
   if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device)) return false;
   if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
   if (!is_compiled(device, config)) return false;
-  return p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), alignment).possible;
+  return p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), alignment, kUncapped).possible;
 }
 
-FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alignment)
+FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
     : device_(device), config_(config), alignment_(alignment), problem_(p) {
   require(fused_fits(device, p, config, alignment), "config = ", config, "; it does not fit this problem");
   if (p.batch == 0 || config >= kTileCount) return;
-  plan_ = std::make_shared<const FusedPlan>(plan_fused(p, kTiles[config], shared_memory(device), alignment));
+  plan_ = std::make_shared<const FusedPlan>(plan_fused(p, kTiles[config], shared_memory(device), alignment, workspace_cap));
 }
 
 std::int64_t FusedCall::workspace_bytes() const { return plan_ == nullptr ? 0 : plan_->workspace_bytes; }
@@ -100,7 +104,8 @@ std::int64_t FusedCall::workspace_bytes() const { return plan_ == nullptr ? 0 : 
 FusedWork FusedCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedJob& job = plan_->job;
-  return {std::int64_t(plan_->blocks), job.split_chunks, job.patch_pixels, std::int64_t(job.splits.value)};
+  const std::int64_t launches = (problem_.batch + plan_->batch - 1) / plan_->batch;
+  return {std::int64_t(plan_->blocks) * launches, job.split_chunks, job.patch_pixels, std::int64_t(job.splits.value)};
 }
 
 void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
@@ -113,8 +118,18 @@ void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const 
   if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);
   const auto run = [&](auto tiles, auto warpgroup_tiles, auto pixel_tiles) {
     if (config_ >= kFirstPixelTile) return pixel_tiles(launch, *plan_, operands, config_);
-    if (config_ >= kFirstWarpgroupTile) return warpgroup_tiles(launch, *plan_, operands, config_);
-    tiles(launch, *plan_, operands, config_);
+    if (config_ < kFirstWarpgroupTile) return tiles(launch, *plan_, operands, config_);
+    if (plan_->batch >= problem_.batch) return warpgroup_tiles(launch, *plan_, operands, config_);
+    FusedPlan part = *plan_;
+    FusedOperands own = operands;
+    const std::int64_t size = element_bytes(problem_.dtype);
+    for (std::int64_t n = 0; n < problem_.batch; n += part.batch) {
+      part.job.batch = std::int32_t(std::min(part.batch, problem_.batch - n));
+      warpgroup_tiles(launch, part, own, config_);
+      own.x = static_cast<const unsigned char*>(own.x) + part.batch * problem_.x.n * size;
+      own.y = static_cast<unsigned char*>(own.y) + part.batch * problem_.y.n * size;
+      part.pack_blocks = 0;  // the weight is packed
+    }
   };
   if (problem_.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>, run_pixels<float>);
   if (problem_.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>, run_pixels<__half>);

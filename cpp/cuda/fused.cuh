@@ -63,6 +63,7 @@ struct FusedJob {
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead, raw or packed
+  std::int32_t lead;                    // chunks of x by which one of two warpgroups is ahead, where rows are pixels
   std::int32_t weight_buffers;          // stages of weights, of blocks whose rows are pixels
   bool direct, joined;                  // width phases of a unit, or of two, are one aligned vector; of those blocks too
   bool resident;                        // these hold all of the weights, and a block keeps its channels and phases

@@ -235,6 +235,10 @@ struct PixelBlock {
     std::int32_t own[Tile::kM][2];
     place_rows(own);
     Ring buffer(job.raw_buffers), stage(job.weight_buffers);
+    // The second warpgroup begins some chunks behind the first, so that one stores while the other multiplies.
+    const bool leads = warp < Tile::kWarps / 2;
+    bool apart = false;
+    if (!leads) meet<2, Tile::kThreads>();
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
       Sums sums = {};
@@ -266,7 +270,10 @@ struct PixelBlock {
           const SlotEntry current = entry;
           multiply(sums, rows[odd], current & kSlotPhases, b);
           group_begins = current & kSlotEndsGroup, ++shift;
-          if (current & kSlotEndsSet) ++chunk, shift = work.first_slot, buffer.next();
+          if (current & kSlotEndsSet) {
+            ++chunk, shift = work.first_slot, buffer.next();
+            if (leads && !apart && chunk == job.lead) apart = true, announce<2, Tile::kThreads>();
+          }
           if (chunk < work.chunks) {
             warpgroup_wait<1>();  // all products but those of the last slots: the other rows are free
             if (used != 0) arrive(used);
@@ -283,6 +290,7 @@ struct PixelBlock {
           }
         }
       }
+      if (leads && !apart) apart = true, announce<2, Tile::kThreads>();
       warpgroup_wait<0>();
 #pragma unroll
       for (int i = 0; i < Tile::kM * Tile::kColumns8 * 4; ++i) pin(sums[i / 4 / Tile::kColumns8][i / 4 % Tile::kColumns8][i % 4]);

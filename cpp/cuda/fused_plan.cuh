@@ -74,9 +74,13 @@ class Planner {
         alignment_(alignment),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
 
+  // Weights of all shifts at a time, where these fit, or else of groups of shifts.
   FusedPlan plan() {
-    plan_ = {};
-    plan_.possible = lay_out();
+    for (const bool all : {true, false}) {
+      all_shifts_ = all, plan_ = {};
+      plan_.possible = lay_out();
+      if (plan_.possible) break;
+    }
     return plan_;
   }
 
@@ -121,7 +125,7 @@ class Planner {
                                                     : kWeightStageBytes / tile_.blocks;
     if (slots * slot_bytes > stage_bytes || tile_.pixels) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
     job.weight_buffers = tile_.pixels || warpgroups() ? kWeightBuffers : 2;
-    if (warpgroups() && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
+    if (warpgroups() && all_shifts_ && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
@@ -375,6 +379,9 @@ class Planner {
     }
     while (job.raw_buffers < kMostRaw && plan_.shared_bytes + job.raw_bytes <= most)
       ++job.raw_buffers, plan_.shared_bytes += job.raw_bytes;
+    // What the first has left behind stays until the second has read it, and two more chunks are copied meanwhile. Weights that do
+    // not stay are handed to both at a time.
+    job.lead = job.resident ? std::max(1, std::min(job.split_chunks, job.raw_buffers - 2)) : 1;
   }
 
   bool counts(std::int64_t set_count) {
@@ -409,15 +416,24 @@ class Planner {
   const SharedMemory shared_;
   const std::int64_t element_, alignment_;
   std::int64_t box_ = 0;  // shifts of a set, at the most
+  bool all_shifts_ = true;
   Axis axes_[3];
   FusedPlan plan_;
 };
 
 }  // namespace
 
-// A pure function of its arguments; `alignment` bytes divide the address of x.
-inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t alignment) {
-  return Planner(p, tile, shared, alignment).plan();
+// Where packed x is beyond the workspace's cap, the plan is of a part of the samples. A pure function of its arguments; `alignment` bytes divide the address of x.
+inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t alignment,
+                            std::int64_t workspace_cap) {
+  FusedPlan plan = Planner(p, tile, shared, alignment).plan();
+  Problem part = p;
+  while (plan.possible && tile.packed_inputs && plan.workspace_bytes > workspace_cap && part.batch > 1) {
+    part.batch = ceil_div(part.batch, 2);
+    plan = Planner(part, tile, shared, alignment).plan();
+  }
+  plan.batch = part.batch;
+  return plan;
 }
 
 }  // namespace upfold::cuda

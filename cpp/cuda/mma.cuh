@@ -254,6 +254,12 @@ UPFOLD_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
 }
 
+// Comes to such a meeting without waiting for the others.
+template <int kNumber, int kThreads>
+UPFOLD_DEVICE void announce() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+
 // Registers of a thread, from here on, of all of a warpgroup.
 template <int kRegisters>
 UPFOLD_DEVICE void give_registers_back() {

@@ -169,8 +169,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("fused_tiles", &fused_tiles);
   m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   py::class_<FusedCall>(m, "FusedCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"))
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"), py::arg("workspace_cap"))
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
       .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));

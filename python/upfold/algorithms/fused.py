@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,7 +78,7 @@ class Fused:
 
     def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue:
         """Bind the packing and the kernel to a problem, a tile and a device."""
-        call: Enqueue = cuda.module().FusedCall(cuda.index(device), problem.cuda, config, problem.alignment).enqueue
+        call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         return call
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
@@ -86,9 +86,13 @@ class Fused:
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
 
 
+def _call(problem: Problem, config: int, device: int) -> Any:
+    return cuda.module().FusedCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
+
+
 @lru_cache(maxsize=4096)
 def _workspace_bytes(problem: Problem, config: int, device: int) -> int:
-    needed: int = cuda.module().FusedCall(device, problem.cuda, config, problem.alignment).workspace_bytes
+    needed: int = _call(problem, config, device).workspace_bytes
     return needed
 
 
@@ -109,8 +113,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
             steps, patch = -(-problem.in_channels_per_group * DTYPE_BYTES[problem.dtype] // _STEP_BYTES), units
         else:
             rates, phases = (_TILES, _WARPGROUPS, _PIXELS, _PACKED)[kind][half], phases_h * phases_w
-            call = module.FusedCall(device, problem.cuda, config, problem.alignment)
-            tiles, steps, patch, parts = call.work
+            tiles, steps, patch, parts = _call(problem, config, device).work
             axes = zip(problem.stride, problem.out_size, (1, phases_h, phases_w))
             slots = problem.taps / prod(-(-min(stride, size) // of_set) for stride, size, of_set in axes)
         waves = -(-tiles // (blocks * multiprocessors)) * blocks
