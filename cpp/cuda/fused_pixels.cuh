@@ -237,8 +237,8 @@ struct PixelBlock {
     Ring buffer(job.raw_buffers), stage(job.weight_buffers);
     // The second warpgroup begins some chunks behind the first, so that one stores while the other multiplies.
     const bool leads = warp < Tile::kWarps / 2;
-    bool apart = false;
-    if (!leads) meet<2, Tile::kThreads>();
+    bool apart = job.lead == 0;
+    if (!leads && !apart) meet<2, Tile::kThreads>();
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
       Sums sums = {};

@@ -379,9 +379,9 @@ class Planner {
     }
     while (job.raw_buffers < kMostRaw && plan_.shared_bytes + job.raw_bytes <= most)
       ++job.raw_buffers, plan_.shared_bytes += job.raw_bytes;
-    // What the first has left behind stays until the second has read it, and two more chunks are copied meanwhile. Weights that do
-    // not stay are handed to both at a time.
-    job.lead = job.resident ? std::max(1, std::min(job.split_chunks, job.raw_buffers - 2)) : 1;
+    // What the first leaves behind stays until the second has read it, while two more chunks are copied. Weights that do not stay
+    // would not last so long: the first would wait for those that the second has not released.
+    job.lead = job.resident && job.raw_buffers > 2 ? std::min(job.split_chunks, job.raw_buffers - 2) : 0;
   }
 
   bool counts(std::int64_t set_count) {
