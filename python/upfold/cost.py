@@ -41,7 +41,7 @@ _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half o
 # Per product of one result, which follow one another.
 _GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
 _GPU_DIRECT_WEIGHT_FACTOR = 1.54
-_GPU_FUSED_FACTOR = {torch.float32: 1.43}  # of its own prediction, which only orders its tiles
+_GPU_FUSED_FACTOR = {torch.float32: 1.05}  # of its own prediction, which only orders its tiles
 
 
 def predicted_seconds(name: str, problem: Problem, device: torch.device) -> float:

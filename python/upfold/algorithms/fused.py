@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ _STEP_BYTES = 64  # of input channels that one step of a reduction takes
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to every tile of 50 layers on an H200 (20 % off in root mean square).
+    """What predicts the microseconds of a call: fitted to every tile of 57 layers on an H200 (20 % off in root mean square).
 
     They order tiles and are compared with other methods; they are no rates of the device.
     """
@@ -30,16 +31,52 @@ class _Rates(NamedTuple):
     product: float  # of a channel, a unit and a tap of one step
     input: float  # of an input of the patch in one step
     output: float
+    scattered: float  # of an output, where the width phases of a unit are not stored together
     partial: float  # of a megabyte of partial sums
+    memory: float  # of a megabyte of the operands, at the least
+    packing: float = 0.0  # of a megabyte of x
+
+
+class _Kind(IntEnum):
+    """How a tile's blocks multiply: the last number of `fused_tiles()`."""
+
+    TILE = 0
+    WARPGROUPS = 1
+    PIXELS = 2  # rows of a product are pixels
+    PACKED = 3  # warpgroups, and x is packed first
 
 
 # Of float32 and of 16-bit values, by kind of tile.
-_TILES = (_Rates(2.2, 2.1, 0.73, 2.8e-5, 3.5e-3, 1.2e-4, 0.86), _Rates(4.6, 0.72, 0.62, 3.0e-5, 5.3e-3, 2.7e-4, 0.55))
-_WARPGROUPS = (_Rates(19.0, 4.8, 0.64, 1.3e-5, 6.8e-3, 2.0e-4, 0.16), _Rates(16.0, 3.4, 0.85, 1.4e-5, 6.4e-3, 2.0e-4, 0.17))
-_PIXELS = (_Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 1.2e-4, 0.16), _Rates(8.0, 2.0, 0.3, 0.7e-5, 2e-3, 1.2e-4, 0.16))
-_PACKED = (_Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 2.0e-4, 0.16), _Rates(8.0, 2.0, 0.3, 1.3e-5, 2e-3, 2.0e-4, 0.16))
-_EQUAL = (_Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 0.0), _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 0.0))
-_ODD = 1.8  # times as long on 16-bit maps of an odd number of pixels, which are copied one by one
+_RATES = {
+    _Kind.TILE: (
+        _Rates(2.2, 2.1, 0.73, 2.8e-5, 3.5e-3, 1.2e-4, 1.2e-4, 0.86, 0.0),
+        _Rates(4.6, 0.72, 0.62, 3.0e-5, 5.3e-3, 2.7e-4, 2.7e-4, 0.55, 0.0),
+    ),
+    _Kind.WARPGROUPS: (
+        _Rates(13.9, 0.77, 1.07, 1.34e-5, 4.2e-3, 4.0e-5, 2.8e-4, 0.43, 0.70),
+        _Rates(12.6, 0.92, 1.31, 1.60e-5, 3.2e-3, 5.2e-5, 3.3e-4, 0.32, 1.0),
+    ),
+    _Kind.PIXELS: (
+        _Rates(10.8, 0.47, 0.87, 2.3e-5, 5.9e-3, 1.9e-5, 1.4e-4, 0.31, 0.87),
+        _Rates(9.5, 0.45, 0.92, 2.6e-5, 6.7e-3, 2.1e-5, 1.8e-4, 0.31, 1.0),
+    ),
+    _Kind.PACKED: (
+        _Rates(10.2, 1.04, 0.51, 1.2e-5, 1.7e-3, 6.1e-5, 2.9e-4, 0.56, 0.25, 0.55),
+        _Rates(11.1, 1.13, 0.22, 1.4e-5, 1.9e-3, 6.8e-5, 3.1e-4, 0.31, 1.1, 0.55),
+    ),
+}
+# Of pixels where kernel and stride are equal, so that a tile is a run of units; and of tiles made for that case alone.
+_RUNS = (
+    _Rates(12.4, 0.70, 0.30, 1.4e-5, 2.3e-3, 3.7e-5, 2.1e-4, 0.21, 0.34),
+    _Rates(12.1, 0.81, 0.46, 5.0e-6, 1.3e-3, 4.5e-5, 2.1e-4, 0.13, 0.37),
+)
+_EQUAL = (
+    _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
+    _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
+)
+# 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a factor
+# of the tiles for equal kernel and stride.
+_ODD_INPUT, _ODD = 0.05, 1.8
 
 
 class Fused:
@@ -102,6 +139,8 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     half = DTYPE_BYTES[problem.dtype] == 2
+    equal = all(kernel == stride for kernel, stride in zip(problem.kernel_size, problem.stride))
+    odd = half and problem.in_pixels % 2 == 1
     predicted = {}
     for config, (channels, phases_h, phases_w, units, blocks, kind) in enumerate(module.fused_tiles()):
         if not module.fused_fits(device, problem.cuda, config, problem.alignment):
@@ -112,21 +151,23 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
             tiles = -(-problem.batch * problem.in_pixels // units) * problem.groups * -(-rows // channels)
             steps, patch = -(-problem.in_channels_per_group * DTYPE_BYTES[problem.dtype] // _STEP_BYTES), units
         else:
-            rates, phases = (_TILES, _WARPGROUPS, _PIXELS, _PACKED)[kind][half], phases_h * phases_w
+            rates, phases = (_RUNS if equal and kind == _Kind.PIXELS else _RATES[_Kind(kind)])[half], phases_h * phases_w
             tiles, steps, patch, parts = _call(problem, config, device).work
             axes = zip(problem.stride, problem.out_size, (1, phases_h, phases_w))
             slots = problem.taps / prod(-(-min(stride, size) // of_set) for stride, size, of_set in axes)
         waves = -(-tiles // (blocks * multiprocessors)) * blocks
         outputs = channels * phases * units
-        step = rates.step + max(slots * channels * units * rates.product, patch * rates.input)
+        copied = max(rates.input, _ODD_INPUT) if odd and kind in (_Kind.WARPGROUPS, _Kind.PIXELS) else rates.input
+        step = rates.step + max(slots * channels * units * rates.product, patch * copied)
         partial = 8e-6 * tiles * outputs * rates.partial if parts > 1 else 0.0
-        predicted[config] = rates.call + partial + waves * (rates.tile + steps * step + outputs * rates.output)
+        output = rates.output if problem.stride[2] == phases_w else rates.scattered
+        packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
+        time = rates.call + packing + partial + waves * (rates.tile + steps * step + outputs * output)
+        time *= _ODD if odd and phases_h == 0 else 1.0
+        predicted[config] = max(time, 1e-6 * problem.bytes * rates.memory)
     return predicted
 
 
 def predicted_seconds(problem: Problem, device: torch.device) -> float:
     """Predict the time of the best tile, of a problem that is not rejected."""
-    seconds = 1e-6 * min(_microseconds(problem, cuda.index(device)).values())
-    equal = all(kernel == stride for kernel, stride in zip(problem.kernel_size, problem.stride))
-    odd = equal and problem.in_pixels % 2 == 1 and DTYPE_BYTES[problem.dtype] == 2
-    return seconds * (_ODD if odd else 1.0)
+    return 1e-6 * min(_microseconds(problem, cuda.index(device)).values())
