@@ -6,11 +6,11 @@
 namespace upfold::cuda {
 
 // A block of two warpgroups that multiply, each 64 * kM units, kPhasesH * kPhasesW phases and 8 * kOc8 output channels.
-template <bool kWhole_, int kPhasesH_, int kPhasesW_, int kOc8_, int kM_>
+template <bool kWhole_, int kPhasesH_, int kPhasesW_, int kOc8_, int kM_, int kVectors_>
 struct PixelTile {
   static constexpr bool kWhole = kWhole_;  // every shift has a tap in every phase, and one product takes all
   static constexpr int kPhasesH = kPhasesH_, kPhasesW = kPhasesW_, kPhases = kPhasesH * kPhasesW, kOc8 = kOc8_, kM = kM_;
-  static constexpr int kChannels = 8 * kOc8, kUnits = 128 * kM, kVectors = 4, kBlocks = 1;
+  static constexpr int kChannels = 8 * kOc8, kUnits = 128 * kM, kVectors = kVectors_, kBlocks = 1;
   static constexpr int kColumns8 = kPhases * kOc8;  // column tiles of a product that takes all phases
   static constexpr int kWarps = 8, kThreads = 256, kFirstLoader = 256, kLoaders = 96, kBlockThreads = 384;
   static constexpr bool kGrouped = true, kPackedInputs = false;  // packed by groups of 8 channels

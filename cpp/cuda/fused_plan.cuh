@@ -18,7 +18,7 @@ constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block 
 constexpr std::int64_t kGroupStageBytes = 12 << 10, kWholeStageBytes = 64 << 10, kGroupFixedBytes = 22 << 10;
 // And of those whose rows are pixels; buffers as in fused_pixels.cuh.
 constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
-constexpr int kWeightBuffers = 4, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
+constexpr int kWeightBuffers = 4, kPixelStages = 24, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
 
 // Displacements of the taps of every phase, and the most taps that the phases of one set have together.
 struct Reach {
@@ -124,7 +124,7 @@ class Planner {
                                      : warpgroups() ? kGroupStageBytes * tile_.channels / 64
                                                     : kWeightStageBytes / tile_.blocks;
     if (slots * slot_bytes > stage_bytes || tile_.pixels) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
-    job.weight_buffers = tile_.pixels || warpgroups() ? kWeightBuffers : 2;
+    job.weight_buffers = tile_.pixels ? kPixelStages / tile_.vectors : warpgroups() ? kWeightBuffers : 2;
     if (warpgroups() && all_shifts_ && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
