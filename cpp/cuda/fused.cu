@@ -33,7 +33,8 @@ namespace {
 template <typename Tile>
 constexpr FusedTileSize size_of() {
   FusedTileSize size{
-      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0, false, false, false};
+      Tile::kChannels, Tile::kPhasesH, Tile::kPhasesW, Tile::kUnits, Tile::kVectors, Tile::kThreads, Tile::kBlocks, 0, 0, 0,
+      false,           false,          false};
   if constexpr (kOfWarpgroups<Tile>) {
     size.threads = Tile::kBlockThreads, size.products = Tile::kInsts, size.product_groups = Tile::kInstN8;
     size.packed_inputs = Tile::kPackedInputs;

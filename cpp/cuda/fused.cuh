@@ -38,8 +38,8 @@ struct FusedRaw {
   std::int32_t groups;  // of the whole patch
 };
 
-// How blocks whose rows are pixels read raw x, in bytes: from a pixel to the next, from a word of 32 bits of channels to the next,
-// to the fourth behind it, and to the next 8 words; and to the first pixel of a row.
+// How blocks whose rows are pixels read raw x, in bytes: from a pixel to the next, from a word of 32 bits of channels to the
+// next, to the fourth behind it, and to the next 8 words; and to the first pixel of a row.
 struct PixelReads {
   // Words as they lie; 8 x 8 matrices, which are turned when they are read; words of two 16-bit halves that lie apart.
   // And words of two neighbouring pixels at a time.
@@ -49,8 +49,8 @@ struct PixelReads {
 };
 
 // The slots of a set as blocks of warpgroups read them, from the launch's arguments: each with its phase in the lowest bits, or,
-// where rows are pixels, one entry for each shift with the set of its phases there; whether it is the last of a group of shifts or
-// of the set; and the offset of its shift in patch pixels. The first one of a set without taps is kNoSlot.
+// where rows are pixels, one entry for each shift with the set of its phases there; whether it is the last of a group of shifts
+// or of the set; and the offset of its shift in patch pixels. The first one of a set without taps is kNoSlot.
 using SlotEntry = std::uint32_t;
 constexpr int kMostSlotEntries = 512, kSlotOffsetShift = 8;
 constexpr SlotEntry kSlotPhases = 15, kSlotEndsGroup = 16, kSlotEndsSet = 32, kNoSlot = ~0u;
@@ -74,8 +74,8 @@ struct FusedJob {
   std::int64_t units;                   // of all samples
   std::int32_t ic, oc;                  // channels of a group
   std::uint32_t groups;
-  std::int32_t chunks;                  // of the reduction
-  Divisor splits;                       // of the reduction, each of split_chunks chunks in a block of its own
+  std::int32_t chunks;  // of the reduction
+  Divisor splits;       // of the reduction, each of split_chunks chunks in a block of its own
   std::int32_t split_chunks;
   std::int32_t most_slots;    // of a set
   std::int32_t group_shifts;  // shifts whose weights lie in shared memory together

@@ -18,29 +18,31 @@
 // Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, and whether x
 // is packed first.
 #define UPFOLD_WARPGROUP_TILES(DO, Value) \
-  DO(7, Value, 1, 2, 8, 1, 16, false)  \
-  DO(8, Value, 1, 2, 4, 1, 16, false)  \
-  DO(9, Value, 1, 1, 8, 2, 16, false)  \
-  DO(10, Value, 1, 1, 4, 2, 16, false) \
-  DO(11, Value, 2, 2, 8, 1, 8, false)  \
-  DO(12, Value, 1, 2, 8, 1, 16, true)  \
-  DO(13, Value, 1, 2, 4, 1, 16, true)  \
-  DO(14, Value, 1, 1, 8, 2, 16, true)  \
-  DO(15, Value, 1, 1, 4, 2, 16, true)  \
+  DO(7, Value, 1, 2, 8, 1, 16, false)     \
+  DO(8, Value, 1, 2, 4, 1, 16, false)     \
+  DO(9, Value, 1, 1, 8, 2, 16, false)     \
+  DO(10, Value, 1, 1, 4, 2, 16, false)    \
+  DO(11, Value, 2, 2, 8, 1, 8, false)     \
+  DO(12, Value, 1, 2, 8, 1, 16, true)     \
+  DO(13, Value, 1, 2, 4, 1, 16, true)     \
+  DO(14, Value, 1, 1, 8, 2, 16, true)     \
+  DO(15, Value, 1, 1, 4, 2, 16, true)     \
   DO(16, Value, 2, 2, 8, 1, 8, true)
 
-#define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
-  template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
-                                                                       const uint4*, const Value*, Value*, float4*);       \
-  template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
-                                                                              Value*);                                     \
-  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
-#define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                        \
-  template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                          \
-      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*, const uint4*);             \
-  template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
-                                                                                  Value*);                                     \
-  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
+#define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                            \
+  template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,        \
+                                                                       const uint4*, const Value*, Value*, float4*);          \
+  template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
+                                                                              Value*);                                        \
+  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, \
+                                                                            const Value*, uint4*, std::uint32_t);
+#define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                          \
+  template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                            \
+      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*, const uint4*); \
+  template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,   \
+                                                                                  Value*);                                       \
+  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*,        \
+                                                                                uint4*, const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, each once for each type.
 #define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
 #define UPFOLD_INSTANTIATE_WARPGROUPS(Value) UPFOLD_WARPGROUP_TILES(UPFOLD_INSTANTIATE_WARPGROUP, Value)
@@ -116,8 +118,8 @@ void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& 
   const FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
   if constexpr (kOfWarpgroups<Tile>) {
     const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
-    launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes}, job,
-                plan.blocks, typed.x, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
+    launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true},
+                job, plan.blocks, typed.x, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
   } else {
     launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, typed.x,
                 typed.lists, typed.packed, typed.bias, typed.y, typed.partial);

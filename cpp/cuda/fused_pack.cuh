@@ -45,18 +45,19 @@ __global__ void __launch_bounds__(Tile::kThreads) fused_reduce_kernel(const Fuse
   store_tile<Value, Tile, 1>(job, place_of_block<Tile>(job, first_block), {bias, y, nullptr, j}, sums);
 }
 
-// Where a vector of a channel lies in a slot: [vector][channel], or [group of 8 channels][vector][channel] where one product takes
-// several slots, so that their groups of channels lie at one distance.
+// Where a vector of a channel lies in a slot: [vector][channel], or [group of 8 channels][vector][channel] where one product
+// takes several slots, so that their groups of channels lie at one distance.
 template <typename Tile>
 UPFOLD_DEVICE std::int32_t place_in_slot(std::int32_t vector, std::int32_t channel) {
   if constexpr (Tile::kGrouped) return (channel / 8 * Tile::kVectors + vector) * 8 + channel % 8;
   return vector * Tile::kChannels + channel;
 }
 
-// inputs[sample][group][chunk][d][h][w][16 bytes of a vector], padded to the patches of all tiles and swizzled like them; a thread
-// lays out one pixel of a chunk.
+// inputs[sample][group][chunk][d][h][w][16 bytes of a vector], padded to the patches of all tiles and swizzled like them; a
+// thread lays out one pixel of a chunk.
 template <typename Value, typename Tile>
-UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const Value* __restrict__ x, uint4* __restrict__ inputs) {
+UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const Value* __restrict__ x,
+                              uint4* __restrict__ inputs) {
   constexpr int kVector = kVectorOf<Value>, kChannels = Tile::kVectors * kVector;
   std::uint32_t rest = number;
   std::int32_t at[3], pixel = 0;
@@ -91,10 +92,10 @@ UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const V
 // packed[group][set][oc_tile][chunk][slot][place_in_slot][16 bytes]; a block lays out one vector of a chunk, of one set and
 // oc_tile. The list of every set is written by its first block. Where x is packed too, the blocks behind `blocks` lay it out.
 template <typename Value, typename Tile>
-__global__ void __launch_bounds__(256) fused_pack_kernel(const FusedJob job, const Value* __restrict__ w,
-                                                         ShiftList* __restrict__ lists, uint4* __restrict__ packed,
-                                                         const Value* __restrict__ x, uint4* __restrict__ inputs,
-                                                         std::uint32_t blocks) {
+__global__ void __launch_bounds__(256)
+    fused_pack_kernel(const FusedJob job, const Value* __restrict__ w, ShiftList* __restrict__ lists, uint4* __restrict__ packed,
+                      const Value* __restrict__ x, uint4* __restrict__ inputs, std::uint32_t blocks) {
+  let_next_begin();
   if constexpr (Tile::kPackedInputs) {
     if (blockIdx.x >= blocks) return pack_pixel<Value, Tile>(job, (blockIdx.x - blocks) * blockDim.x + threadIdx.x, x, inputs);
   }

@@ -15,12 +15,13 @@
   DO(23, Value, false, 1, 2, 8, 2, 4) \
   DO(24, Value, false, 1, 4, 8, 1, 8)
 
-#define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                            \
-  template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                 \
-      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*);             \
-  template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
-                                                                               Value*);                                        \
-  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
+#define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                           \
+  template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                \
+      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*);            \
+  template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,   \
+                                                                               Value*);                                       \
+  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, \
+                                                                            const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, once for each type.
 #define UPFOLD_INSTANTIATE_PIXELS(Value) UPFOLD_PIXEL_TILES(UPFOLD_INSTANTIATE_PIXEL, Value)
 
@@ -41,7 +42,7 @@ void run_pixel_tile(const Launch& launch, const FusedPlan& plan, const FusedOper
   unsigned blocks = unsigned(multiprocessors(launch.device));
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   launch_grid("fused", fused_pixels_kernel<Value, Tile>, launch,
-              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes}, job, plan.blocks, typed.x,
+              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, true}, job, plan.blocks, typed.x,
               typed.packed, typed.bias, typed.y, typed.partial);
   if (job.splits.value == 1) return;
   launch_kernel("fused", pixels_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * (Tile::kM * Tile::kOc8 / 2),

@@ -141,8 +141,9 @@ struct PixelStore {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         targets[half] = target_of<Tile>(job, place, first_unit + i * 16 + unit_of_row<Value, Tile>(lane / 4, half));
-      const bool joined = kPaired<Value, Tile> && targets[0].live && targets[1].live && targets[0].ow % (2 * Tile::kPhasesW) == 0 &&
-                          targets[1].offset == targets[0].offset + Tile::kPhasesW && job.joined;
+      const bool joined = kPaired<Value, Tile> && targets[0].live && targets[1].live &&
+                          targets[0].ow % (2 * Tile::kPhasesW) == 0 && targets[1].offset == targets[0].offset + Tile::kPhasesW &&
+                          job.joined;
 #pragma unroll
       for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
         if (place.set.h + ph >= job.axis[1].taps.stride) continue;
@@ -164,7 +165,8 @@ struct PixelStore {
               if (relu) values[v] = values[v] < 0.0f ? 0.0f : values[v];
             }
             if (joined) {
-              if (live[0] && exists) store_vector<kPaired<Value, Tile> ? 2 * Tile::kPhasesW : Tile::kPhasesW>(to[0] + c * job.y_c, values);
+              if (live[0] && exists)
+                store_vector<kPaired<Value, Tile> ? 2 * Tile::kPhasesW : Tile::kPhasesW>(to[0] + c * job.y_c, values);
             } else {
               if (live[0] && exists) store_vector<Tile::kPhasesW>(to[0] + c * job.y_c, values);
               if (live[1] && exists) store_vector<Tile::kPhasesW>(to[1] + c * job.y_c, values + Tile::kPhasesW);
@@ -193,9 +195,8 @@ UPFOLD_DEVICE void store_pixels(const FusedJob& job, const FusedPlace& place, co
 
 // Adds the partial sums of a split reduction in the order of its parts; a block stores 16 units and 16 channels of each warp.
 template <typename Value, typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads)
-    pixels_reduce_kernel(const FusedJob job, const float4* __restrict__ partial, const Value* __restrict__ bias,
-                         Value* __restrict__ y) {
+__global__ void __launch_bounds__(Tile::kThreads) pixels_reduce_kernel(const FusedJob job, const float4* __restrict__ partial,
+                                                                       const Value* __restrict__ bias, Value* __restrict__ y) {
   constexpr int kPairs = Tile::kOc8 / 2, kParts = Tile::kM * kPairs;
   constexpr std::int64_t kTileVectors = std::int64_t(Tile::kM) * Tile::kColumns8 * Tile::kThreads;
   __shared__ float4 staging[Tile::kWarps][kPixelStagedVectors<Tile>];

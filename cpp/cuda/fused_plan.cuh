@@ -246,7 +246,10 @@ class Planner {
           double tiles = double(ceil_div(p_.batch, std::int64_t(1) << logs[3]));
           for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(plan_.job.axis[i].units.value, std::int64_t(1) << logs[i]));
           // Copies into shared memory cost by their number, and about as much as the products of as many units.
-          const double copies = tile_.packed_inputs ? 0.0 : double(raw.columns) * (raw.dense ? tile_.vectors : tile_.vectors * kWordBytes / double(element_));
+          const double copies =
+              tile_.packed_inputs
+                  ? 0.0
+                  : double(raw.columns) * (raw.dense ? tile_.vectors : tile_.vectors * kWordBytes / double(element_));
           const double cost = tiles * (double(tile_.units) + 0.15 * copies + 0.25 * double(rows * row));
           if (!found || cost < least) least = cost, found = true, std::copy(logs, logs + 4, best);
         }
@@ -300,7 +303,9 @@ class Planner {
     FusedJob& job = plan_.job;
     const std::int32_t sets[3] = {1, tile_.phases_h, tile_.phases_w}, patch_h = std::int32_t(job.axis[1].patch.value);
     const std::int32_t patch_w = std::int32_t(job.axis[2].patch.value);
-    const auto count = [&job](int axis) { return std::int32_t((axis == 0 ? job.sets_d : axis == 1 ? job.sets_h : job.sets_w).value); };
+    const auto count = [&job](int axis) {
+      return std::int32_t((axis == 0 ? job.sets_d : axis == 1 ? job.sets_h : job.sets_w).value);
+    };
     if (std::int64_t(count(0)) * count(1) * count(2) * job.most_slots > kMostSlotEntries) return false;
     for (std::int32_t set = 0; set < count(0) * count(1) * count(2); ++set) {
       const std::int32_t first[3] = {set / count(2) / count(1) * sets[0], set / count(2) % count(1) * sets[1],
@@ -374,7 +379,8 @@ class Planner {
     const std::int64_t all = job.split_chunks * ceil_div(box_, job.group_shifts), used = kAimBlocks / combinations * combinations;
     const std::int64_t more = (all - job.weight_buffers) * stage;
     // Three buffers of x at the least, and nine of ten multiprocessors.
-    if (p_.groups == 1 && all <= kMostResident && plan_.shared_bytes + more + job.raw_bytes <= most && used * 10 >= kAimBlocks * 9) {
+    if (p_.groups == 1 && all <= kMostResident && plan_.shared_bytes + more + job.raw_bytes <= most &&
+        used * 10 >= kAimBlocks * 9) {
       job.resident = true, job.weight_buffers = std::int32_t(all), plan_.shared_bytes += int(more);
     }
     while (job.raw_buffers < kMostRaw && plan_.shared_bytes + job.raw_bytes <= most)
@@ -423,7 +429,8 @@ class Planner {
 
 }  // namespace
 
-// Where packed x is beyond the workspace's cap, the plan is of a part of the samples. A pure function of its arguments; `alignment` bytes divide the address of x.
+// Where packed x is beyond the workspace's cap, the plan is of a part of the samples. A pure function of its arguments;
+// `alignment` bytes divide the address of x.
 inline FusedPlan plan_fused(const Problem& p, const FusedTileSize& tile, const SharedMemory& shared, std::int64_t alignment,
                             std::int64_t workspace_cap) {
   FusedPlan plan = Planner(p, tile, shared, alignment).plan();

@@ -102,6 +102,7 @@ struct WarpgroupBlock {
 
   // One thread copies the weights of all tiles, a group of shifts at a time.
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
+    await_previous();  // which packs them
     Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
@@ -125,7 +126,9 @@ struct WarpgroupBlock {
     }
   }
 
-  __device__ __forceinline__ RawColumn* columns() const { return reinterpret_cast<RawColumn*>(weight(std::uint32_t(job.weight_buffers))); }
+  __device__ __forceinline__ RawColumn* columns() const {
+    return reinterpret_cast<RawColumn*>(weight(std::uint32_t(job.weight_buffers)));
+  }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
     return reinterpret_cast<unsigned char*>(columns() + job.raw.columns) + buffer * std::uint32_t(job.raw_bytes);
   }
@@ -189,6 +192,7 @@ struct WarpgroupBlock {
 
   // One warp copies patches of packed x, a lane some of their rows.
   __device__ __forceinline__ void copy_patches(const uint4* inputs) const {
+    await_previous();  // which packs them
     Ring buffer(patches());
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, width = std::int32_t(job.axis[2].patch.value);
     const std::uint32_t row_bytes = std::uint32_t(width * Tile::kVectors * kWordBytes);
@@ -235,9 +239,9 @@ struct WarpgroupBlock {
     }
   }
 
-  // The products of a group of shifts, from slot number `slot` of the table on; returns the number behind them. Places in units of
-  // 16 bytes. Each slot is a group of its own, committed where it is issued (a commit behind a branch would wait for all before
-  // it), and one more may be unfinished; then `done_before` runs.
+  // The products of a group of shifts, from slot number `slot` of the table on; returns the number behind them. Places in units
+  // of 16 bytes. Each slot is a group of its own, committed where it is issued (a commit behind a branch would wait for all
+  // before it), and one more may be unfinished; then `done_before` runs.
   template <typename Done>
   __device__ __forceinline__ std::int32_t multiply(std::int32_t slot, std::uint64_t a, std::uint64_t b,
                                                    float (&sums)[Tile::kPhases][1][Tile::kN8][4], const Done& done_before) const {
@@ -257,7 +261,8 @@ struct WarpgroupBlock {
   __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
     static_assert(Tile::kInsts <= 2, "of one row");
     const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32;
-    const std::int32_t warpgroup = __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp: descriptors stay in its registers
+    const std::int32_t warpgroup =
+        __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp: descriptors stay in its registers
     const std::int32_t unit = Tile::kWarpsM == 8 ? 0 : warpgroup * Tile::kN8 * 8;
     const std::uint64_t a_first = matrix_descriptor(Tile::kWarpsM == 8 ? std::uint32_t(warpgroup) * 64 : 0, Tile::kChannels, 8);
     const std::uint64_t b_first = swizzled_descriptor(std::uint32_t(patch_pixel(job, unit) * Tile::kVectors),
@@ -308,8 +313,8 @@ struct WarpgroupBlock {
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
     fused_warpgroup_kernel(const __grid_constant__ FusedJob job, std::uint32_t tiles, const Value* __restrict__ x,
-                           const uint4* __restrict__ packed, const Value* __restrict__ bias,
-                           Value* __restrict__ y, float4* __restrict__ partial, const uint4* __restrict__ inputs) {
+                           const uint4* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
+                           float4* __restrict__ partial, const uint4* __restrict__ inputs) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WarpgroupShared shared;

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "../error.h"
 #include "api.h"
 
@@ -63,8 +65,48 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch
 // With shared memory of the size that the call gives.
 struct Grid {
   unsigned blocks, threads;
-  int shared_bytes;  // beside the kernel's own
+  int shared_bytes;       // beside the kernel's own
+  bool overlaps = false;  // may begin before the kernel ahead of it on the stream has ended, and awaits that itself
 };
+
+// Whether an overlapping launch is one: capability 9.0, code compiled for it (older code that the driver translates does not
+// wait), and a driver whose graphs hold such launches. Asked once for each device; kernels are all compiled alike.
+inline bool can_overlap(const void* kernel, int device) {
+#if CUDART_VERSION >= 12030
+  constexpr int kMostDevices = 64, kOldestDriver = 12030;
+  static std::atomic<int> answers[kMostDevices];  // 0: not known, 1: no, 2: yes
+  if (device < 0 || device >= kMostDevices) return false;
+  int answer = answers[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    int major = 0, driver = 0;
+    cudaFuncAttributes attributes;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    answer = major >= 9 && driver >= kOldestDriver && attributes.ptxVersion >= 90 ? 2 : 1;
+    answers[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer == 2;
+#else
+  return (void)kernel, (void)device, false;
+#endif
+}
+
+inline cudaError_t start_grid(const void* kernel, const Launch& launch, const Grid& grid, void** arguments) {
+  const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
+#if CUDART_VERSION >= 12030
+  if (grid.overlaps && can_overlap(kernel, launch.device)) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid.blocks), config.blockDim = dim3(grid.threads), config.stream = stream;
+    config.dynamicSmemBytes = std::size_t(grid.shared_bytes), config.attrs = &attribute, config.numAttrs = 1;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+  }
+#endif
+  return cudaLaunchKernel(kernel, dim3(grid.blocks), dim3(grid.threads), arguments, std::size_t(grid.shared_bytes), stream);
+}
 
 template <typename... Parameters>
 void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& launch, const Grid& grid,
@@ -77,8 +119,7 @@ void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& 
     check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes),
           concat("shared memory of ", name).c_str());
   }
-  check(cudaLaunchKernel(function, dim3(grid.blocks), dim3(grid.threads), pointers, std::size_t(grid.shared_bytes),
-                         reinterpret_cast<cudaStream_t>(launch.stream)),
+  check(start_grid(function, launch, grid, pointers),
         concat("launch of ", name, " with ", grid.blocks, " blocks of ", grid.threads, " threads on device ", launch.device)
             .c_str());
 }

@@ -164,28 +164,27 @@ UPFOLD_WARPGROUP_CORES(float, "k8", "f32.tf32.tf32", "")
 template <typename Value, int kN8, int kFirst>
 struct WarpgroupRows;
 
-#define UPFOLD_ROWS(j)                                                                                      \
-  "+f"(s[kFirst + (j)][0]), "+f"(s[kFirst + (j)][1]), "+f"(s[kFirst + (j)][2]), "+f"(s[kFirst + (j)][3])
+#define UPFOLD_ROWS(j) "+f"(s[kFirst + (j)][0]), "+f"(s[kFirst + (j)][1]), "+f"(s[kFirst + (j)][2]), "+f"(s[kFirst + (j)][3])
 #define UPFOLD_ROWS_4(j) UPFOLD_ROWS(j), UPFOLD_ROWS(j + 1), UPFOLD_ROWS(j + 2), UPFOLD_ROWS(j + 3)
 #define UPFOLD_ROWS_16(j) UPFOLD_ROWS_4(j), UPFOLD_ROWS_4(j + 4), UPFOLD_ROWS_4(j + 8), UPFOLD_ROWS_4(j + 12)
 #define UPFOLD_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define UPFOLD_NAMES_128                                                                                              \
-  UPFOLD_NAMES_64                                                                                                     \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "  \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "  \
+#define UPFOLD_NAMES_128                                                                                               \
+  UPFOLD_NAMES_64                                                                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
   "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
   "%126, %127"
-#define UPFOLD_WARPGROUP_ROWS(Value, kN8_, shape_and_types, names, operands, turn, ...)                               \
-  template <int kFirst>                                                                                               \
-  struct WarpgroupRows<Value, kN8_, kFirst> {                                                                         \
-    template <int kCount>                                                                                             \
-    static __device__ __forceinline__ void add(float (&s)[kCount][4], const std::uint32_t (&a)[4], std::uint64_t b) { \
-      static_assert(kFirst + kN8_ <= kCount, "column tiles");                                                         \
-      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" \
-                   names "}, " operands ", adds, 1, 1" turn ";\n}"                                                    \
-                   : __VA_ARGS__                                                                                      \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                             \
-    }                                                                                                                 \
+#define UPFOLD_WARPGROUP_ROWS(Value, kN8_, shape_and_types, names, operands, turn, ...)                                     \
+  template <int kFirst>                                                                                                     \
+  struct WarpgroupRows<Value, kN8_, kFirst> {                                                                               \
+    template <int kCount>                                                                                                   \
+    static __device__ __forceinline__ void add(float (&s)[kCount][4], const std::uint32_t (&a)[4], std::uint64_t b) {       \
+      static_assert(kFirst + kN8_ <= kCount, "column tiles");                                                               \
+      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" names \
+                   "}, " operands ", adds, 1, 1" turn ";\n}"                                                                \
+                   : __VA_ARGS__                                                                                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+    }                                                                                                                       \
   };
 #define UPFOLD_WARPGROUP_ROWS_OF(Value, depth, types, turn)                                                             \
   UPFOLD_WARPGROUP_ROWS(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "{%16, %17, %18, %19}, %20", turn,         \

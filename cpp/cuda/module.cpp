@@ -88,7 +88,11 @@ void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintp
 py::list fused_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
-    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks, t.packed_inputs ? 3 : t.pixels ? 2 : t.products > 0 ? 1 : 0));
+    tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks,
+                                t.packed_inputs  ? 3
+                                : t.pixels       ? 2
+                                : t.products > 0 ? 1
+                                                 : 0));
   return tiles;
 }
 
@@ -169,8 +173,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("fused_tiles", &fused_tiles);
   m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   py::class_<FusedCall>(m, "FusedCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"), py::arg("workspace_cap"))
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
       .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));

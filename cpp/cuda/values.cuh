@@ -92,4 +92,18 @@ UPFOLD_DEVICE void add_product(Complex<Real>& sum, Complex<Real> a, Complex<Real
   add_product(sum.im, a.im, b.re);
 }
 
+// Until the kernel before this one on the stream has ended and its writes are seen, by a thread of a kernel that may have begun
+// early (Grid::overlaps); it returns at once where it did not.
+UPFOLD_DEVICE void await_previous() {
+#if __CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12030
+  cudaGridDependencySynchronize();
+#endif
+}
+// From here on such a kernel behind this one may begin, when every block has come so far.
+UPFOLD_DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12030
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 }  // namespace upfold::cuda
