@@ -1,16 +1,16 @@
 // The planner of the fused method; host code, for one source.
 #pragma once
 
-#include "fused_plan.h"
-
 #include <algorithm>
+
+#include "fused_plan.h"
+#include "fused_reach.cuh"
 
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of any size or count that the kernels keep in 32 bits
-constexpr std::int64_t kWeightStageBytes = 64 << 10;   // aim for one stage of the weights of all blocks of a multiprocessor
-constexpr std::int64_t kAimBlocks = 132;               // on each of as many multiprocessors, where the reduction can be split
+constexpr std::int64_t kWeightStageBytes = 64 << 10;  // aim for one stage of the weights of all blocks of a multiprocessor
+constexpr std::int64_t kAimBlocks = 132;              // on each of as many multiprocessors, where the reduction can be split
 constexpr std::int64_t kLeastSplitChunks = 2;
 constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
@@ -18,45 +18,7 @@ constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block 
 constexpr std::int64_t kGroupStageBytes = 12 << 10, kWholeStageBytes = 64 << 10, kGroupFixedBytes = 22 << 10;
 // And of those whose rows are pixels; buffers as in fused_pixels.cuh.
 constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
-constexpr int kWeightBuffers = 4, kPixelStages = 24, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
-
-// Displacements of the taps of every phase, and the most taps that the phases of one set have together.
-struct Reach {
-  std::int64_t low, high, most_taps;
-};
-
-Reach reach_of(const Axis& a, std::int64_t set) {
-  Reach reach{kMost, -kMost, 0};
-  for (std::int64_t first = 0; first < a.stride; first += set) {
-    std::int64_t together = 0;
-    for (std::int64_t residue = first; residue < std::min(first + set, a.stride); ++residue) {
-      const PhaseTaps taps = phase_taps(a, (residue + a.pad) % a.stride);
-      if (taps.count == 0) continue;
-      const std::int64_t from = input_of(a, residue, taps.first);
-      reach.high = std::max(reach.high, from), reach.low = std::min(reach.low, from - (taps.count - 1) * taps.in_step);
-      together += taps.count;
-    }
-    reach.most_taps = std::max(reach.most_taps, together);
-  }
-  return reach.low > reach.high ? Reach{0, 0, 0} : reach;
-}
-
-// Whether a tap carries displacement `shift` to a phase.
-bool has_tap(const Axis& a, std::int64_t residue, std::int64_t shift) {
-  if (residue >= a.stride) return false;
-  const PhaseTaps taps = phase_taps(a, (residue + a.pad) % a.stride);
-  if (taps.count == 0) return false;
-  const std::int64_t back = input_of(a, residue, taps.first) - shift;
-  return back >= 0 && back % taps.in_step == 0 && back / taps.in_step < taps.count;
-}
-
-// Whether every phase of every set has a tap at every displacement from reach.low to reach.high.
-bool is_whole(const Axis& a, std::int64_t set, const Reach& reach) {
-  bool whole = a.stride % set == 0;
-  for (std::int64_t residue = 0; residue < a.stride; ++residue)
-    whole = whole && phase_taps(a, (residue + a.pad) % a.stride).count == reach.high - reach.low + 1;
-  return whole;
-}
+constexpr int kWeightBuffers = 4, kPixelStages = 24, kFewPixelStages = 16, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
 
 int log2_ceil(std::int64_t v) {
   int log = 0;
@@ -74,10 +36,10 @@ class Planner {
         alignment_(alignment),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
 
-  // Weights of all shifts at a time, where these fit, or else of groups of shifts.
+  // Weights of all shifts at a time and many buffers of them, where these fit, or else of groups of shifts, and fewer.
   FusedPlan plan() {
-    for (const bool all : {true, false}) {
-      all_shifts_ = all, plan_ = {};
+    for (const bool generous : {true, false}) {
+      generous_ = generous, plan_ = {};
       plan_.possible = lay_out();
       if (plan_.possible) break;
     }
@@ -105,7 +67,8 @@ class Planner {
     }
     if (!channels(slots, set_count)) return false;
     plan_.weight_end = plan_.workspace_bytes;
-    return pixels() && counts(set_count) && (!(warpgroups() || tile_.pixels) || entries());
+    return pixels() && counts(set_count) &&
+           (!(warpgroups() || tile_.pixels) || fill_slots(job, axes_, tile_, std::int32_t(box_)));
   }
 
   bool channels(std::int64_t slots, std::int64_t set_count) {
@@ -124,8 +87,10 @@ class Planner {
                                      : warpgroups() ? kGroupStageBytes * tile_.channels / 64
                                                     : kWeightStageBytes / tile_.blocks;
     if (slots * slot_bytes > stage_bytes || tile_.pixels) shifts = std::max<std::int64_t>(1, stage_bytes / slot_bytes / phases);
-    job.weight_buffers = tile_.pixels ? kPixelStages / tile_.vectors : warpgroups() ? kWeightBuffers : 2;
-    if (warpgroups() && all_shifts_ && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
+    job.weight_buffers = tile_.pixels   ? (generous_ ? kPixelStages : kFewPixelStages) / tile_.vectors
+                         : warpgroups() ? kWeightBuffers
+                                        : 2;
+    if (warpgroups() && generous_ && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
     plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
@@ -298,42 +263,6 @@ class Planner {
     return true;
   }
 
-  // The table of slots, of every set in the order of their numbers, as the lists of the kernel that packs the weight have them.
-  bool entries() {
-    FusedJob& job = plan_.job;
-    const std::int32_t sets[3] = {1, tile_.phases_h, tile_.phases_w}, patch_h = std::int32_t(job.axis[1].patch.value);
-    const std::int32_t patch_w = std::int32_t(job.axis[2].patch.value);
-    const auto count = [&job](int axis) {
-      return std::int32_t((axis == 0 ? job.sets_d : axis == 1 ? job.sets_h : job.sets_w).value);
-    };
-    if (std::int64_t(count(0)) * count(1) * count(2) * job.most_slots > kMostSlotEntries) return false;
-    for (std::int32_t set = 0; set < count(0) * count(1) * count(2); ++set) {
-      const std::int32_t first[3] = {set / count(2) / count(1) * sets[0], set / count(2) % count(1) * sets[1],
-                                     set % count(2) * sets[2]};
-      SlotEntry* const own = job.slots + set * job.most_slots;
-      std::int32_t slots = 0, shifts = 0;
-      for (std::int32_t at = 0; at < std::int32_t(box_); ++at) {
-        const std::int32_t shift[3] = {at / job.axis[2].extent / job.axis[1].extent, at / job.axis[2].extent % job.axis[1].extent,
-                                       at % job.axis[2].extent};
-        const std::int32_t offset = job.flat ? 0 : (shift[0] * patch_h + shift[1]) * patch_w + shift[2], before = slots;
-        for (std::int32_t p = 0; p < sets[1] * sets[2]; ++p) {
-          bool exists = true;
-          for (int i = 0; i < 3; ++i) {
-            const std::int32_t phase = i == 0 ? 0 : i == 1 ? p / sets[2] : p % sets[2];
-            exists = exists && has_tap(axes_[i], first[i] + phase, shift[i] + job.axis[i].low);
-          }
-          if (!exists) continue;
-          if (slots == before || !tile_.pixels) own[slots++] = SlotEntry(offset) << kSlotOffsetShift;
-          own[slots - 1] |= tile_.pixels ? 1u << p : SlotEntry(p);
-        }
-        if (slots > before && ++shifts % job.group_shifts == 0) own[slots - 1] |= kSlotEndsGroup;
-      }
-      if (slots == 0) own[0] = kNoSlot;
-      if (slots > 0) own[slots - 1] |= kSlotEndsGroup | kSlotEndsSet;
-    }
-    return true;
-  }
-
   // x in workspace, laid out as patches are; as many patches in shared memory as fit.
   bool packed_inputs(std::int64_t most, std::int64_t pixels) {
     FusedJob& job = plan_.job;
@@ -422,7 +351,7 @@ class Planner {
   const SharedMemory shared_;
   const std::int64_t element_, alignment_;
   std::int64_t box_ = 0;  // shifts of a set, at the most
-  bool all_shifts_ = true;
+  bool generous_ = true;
   Axis axes_[3];
   FusedPlan plan_;
 };
