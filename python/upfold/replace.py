@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import dispatch, functional, observe, timing
 from .crop import cropped
+from .fused_model import uninstall
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import unpatched
@@ -69,7 +70,7 @@ _ORIGIN = "_upfold_replaces"
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A layer of interest: its path, its further paths, and why it cannot be replaced (None where it can)."""
 
     name: str
@@ -94,9 +95,9 @@ def scan(model: nn.Module, *inputs: Any) -> Report:
     Returns:
         A `Report` with one row for each layer.
     """
-    found = _find(model)
+    found = find(model)
     if not inputs:
-        return Report("scan", tuple(map(_row, found)))
+        return Report("scan", tuple(map(row_of, found)))
     call: observe.Call = (inputs, {})
     watched = [entry.layer for entry in found if not isinstance(entry.layer, torch.jit.ScriptModule)]
     algorithms: dict[nn.Module, str | None] = {}
@@ -106,13 +107,13 @@ def scan(model: nn.Module, *inputs: Any) -> Report:
             algorithms.setdefault(layer, _algorithm(layer, observe.input_of(its_call)))
 
     traffic, totals = observe.time_layers(model, call, watched)
-    found = _find(model)  # a lazy layer has its sizes by now
+    found = find(model)  # a lazy layer has its sizes by now
     takeable = [entry.layer for entry in found if entry.refusal is None or entry.is_ours]
     observe.visit(model, call, takeable, note_algorithm)
     total = statistics.median(totals)
     rows = []
     for entry in found:
-        row, seen = _row(entry), traffic.get(entry.layer)
+        row, seen = row_of(entry), traffic.get(entry.layer)
         if seen is not None:
             seconds = statistics.median(seen.seconds)
             row = _with(
@@ -147,14 +148,14 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
     """
     if algorithm is not None:
         dispatch.check_name(algorithm)
-    found = _find(model)
+    found = find(model)
     takeable = [entry for entry in found if entry.refusal is None and not entry.is_ours]
     measured: dict[nn.Module, _Contest] = {}
     if only_faster is not None:
         measured = _measure(model, observe.as_call(only_faster), [entry.layer for entry in takeable], algorithm)
     rows = {}
     for entry in takeable:
-        row, contest = _row(entry), measured.get(entry.layer)
+        row, contest = row_of(entry), measured.get(entry.layer)
         reason = None
         if contest is not None:
             theirs, ours = contest.torch_seconds, contest.upfold_seconds
@@ -168,33 +169,35 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
             if algorithm is not None and isinstance(entry.layer, _ConvTransposeNd):
                 entry.layer.algorithm = algorithm  # type: ignore[assignment]
         rows[entry.layer] = _with(row, state="replaced" if reason is None else "left alone", reason=reason)
-    return Report("replace", tuple(rows.get(entry.layer) or _row(entry) for entry in found))
+    return Report("replace", tuple(rows.get(entry.layer) or row_of(entry) for entry in found))
 
 
 def restore(model: nn.Module) -> Report:
-    """Undo `replace`: every layer that it changed is torch's again, with the weights that it has now.
+    """Undo `fuse` and `replace`: every layer that they changed is torch's again, with the weights that it has now.
 
     Layers that were constructed as upfold's stay upfold's.
 
     Args:
-        model: a model, or a part or copy of one, that `replace` changed.
+        model: a model, or a part or copy of one, that `replace` or `fuse` changed.
 
     Returns:
         A `Report` with a row for each layer that was restored.
     """
     rows = []
-    for entry in _find(model):
+    if isinstance(model, nn.Module):
+        uninstall(model)
+    for entry in find(model):
         original = _restored_class(type(entry.layer))
         if original is None:
             continue
-        rows.append(_with(_row(entry), state="restored", reason=None))
+        rows.append(_with(row_of(entry), state="restored", reason=None))
         _swap(entry.layer, original)
         for name in _OWN_ENTRIES:
             entry.layer.__dict__.pop(name, None)
     return Report("restore", tuple(rows))
 
 
-def _find(model: nn.Module) -> list[_Found]:
+def find(model: nn.Module) -> list[Found]:
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model = {type(model).__name__}; must be a torch.nn.Module")
     names: dict[nn.Module, list[str]] = {model: [""]}
@@ -203,13 +206,13 @@ def _find(model: nn.Module) -> list[_Found]:
             if child is not None:
                 names.setdefault(child, []).append(f"{path}.{name}" if path else name)
     return [
-        _Found(paths[0], tuple(paths[1:]), layer, _refusal(layer))
+        Found(paths[0], tuple(paths[1:]), layer, refusal(layer))
         for layer, paths in names.items()
         if isinstance(layer, _KINDS) or (isinstance(layer, torch.jit.ScriptModule) and layer.original_name in _NAMES)
     ]
 
 
-def _refusal(layer: nn.Module) -> str | None:
+def refusal(layer: nn.Module) -> str | None:
     """Why the class of this layer cannot be changed, or None. Replaced and upfold's own layers count as changeable."""
     if isinstance(layer, torch.jit.ScriptModule):
         return "compiled by torch.jit; replace the layers before scripting or tracing"
@@ -239,7 +242,7 @@ def _plain_class(layer: nn.Module) -> type[nn.Module]:
     return cls.__bases__[0] if is_parametrized(layer) else cls
 
 
-def _row(entry: _Found) -> LayerRow:
+def row_of(entry: Found) -> LayerRow:
     layer = entry.layer
     if entry.refusal is not None:
         state = "left alone"

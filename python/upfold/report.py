@@ -1,4 +1,4 @@
-"""What `scan`, `replace`, `restore` and `tune` tell: rows of layers or problems, as text, a dictionary or a table."""
+"""What `scan`, `replace`, `restore`, `fuse` and `tune` tell: rows of layers or problems, as text, a dictionary or a table."""
 
 from __future__ import annotations
 
@@ -139,6 +139,59 @@ class Report:
         for cells in rows:
             table.add_row(*map(Text, cells))
         return table
+
+
+@dataclass(frozen=True)
+class FuseRow:
+    """One transposed convolution of a model that was fused.
+
+    Attributes:
+        name: path of the layer in the model, "" for the model itself.
+        layer: name of its class in torch.nn.
+        state: "fused", "replaced" (upfold computes it, and nothing else is fused into it) or "left alone".
+        fused: what was fused into it, in order: modules by class and path, functions, crops, "concatenation".
+        reason: why what follows then was not, or why the layer was left alone; None where nothing is left to fuse.
+    """
+
+    name: str
+    layer: str
+    state: str
+    fused: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What one `fuse` did, a row for each transposed convolution, in the model's order."""
+
+    rows: tuple[FuseRow, ...]
+
+    def __iter__(self) -> Iterator[FuseRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """One sentence on all rows."""
+        if not self.rows:
+            return "fuse: the model has no transposed convolution layers"
+        fused = [row for row in self.rows if row.state == "fused"]
+        taken = sum(len(row.fused) for row in fused)
+        count = f"{len(self.rows)} layer{'' if len(self.rows) == 1 else 's'}"
+        return f"fuse: {len(fused)} of {count} fused with {taken} operation{'' if taken == 1 else 's'}"
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return self.summary()
+        lines = [("layer", "class", "state", "fused into it", "why no more")]
+        for row in self.rows:
+            lines.append((row.name or "(the model)", row.layer, row.state, ", ".join(row.fused), row.reason or ""))
+        return "\n".join((*_aligned(*lines), self.summary()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,279 @@
+"""What can be taken into the transposed convolutions of a graph: matching, and rewriting the graph.
+
+From each layer the graph is followed while the result has one use. Batch norms in evaluation mode become part of the weights, the
+first activation becomes the epilogue, slices and negative padding become a crop; a dropout, which does nothing then, is left out.
+Where the end of such a chain only feeds a concatenation of channels, the layer writes into that.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
+
+from . import twins
+from .followers import CONCATENATIONS, Refused, activation_of, crop_of, does_nothing, norm_text
+from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .recording import has_hooks
+from .replace import refusal
+
+_OURS = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@dataclass
+class Chain:
+    """What was taken into one layer of a graph.
+
+    Attributes:
+        name: the layer's path in the module that was traced.
+        node: its call.
+        end: the node that gives what the fused layer gives.
+        taken: what was taken in, as text.
+        reason: why the next use was not, or None where nothing is left.
+        modules: those whose calls the fused layer stands for.
+        read: modules of which it holds parameters and buffers as they were.
+    """
+
+    name: str
+    node: fx.Node
+    end: fx.Node
+    taken: list[str] = field(default_factory=list)
+    reason: str | None = None
+    modules: list[nn.Module] = field(default_factory=list)
+    read: list[nn.Module] = field(default_factory=list)
+    absorbed: list[fx.Node] = field(default_factory=list)
+    activation: Any = None
+    steps: list[tuple[str, Any]] = field(default_factory=list)
+    batched_only: bool = False
+
+
+def fuse_graph(root: fx.GraphModule, modules: dict[str, nn.Module]) -> list[Chain]:
+    """Rewrite the graph of `root` in place.
+
+    Args:
+        root: the graph and what it calls.
+        modules: by the names that the graph has for them.
+
+    Returns:
+        One entry for each transposed convolution that the graph calls.
+    """
+    nodes = [node for node in root.graph.nodes if isinstance(modules.get(_target(node)), _ConvTransposeNd)]
+    calls = [_target(node) for node in nodes]
+    chains = []
+    for node in nodes:
+        chain = Chain(_target(node), node, node, modules=[modules[_target(node)]])
+        if calls.count(chain.name) > 1:
+            chain.reason = f"the layer is called {calls.count(chain.name)} times"
+        else:
+            _follow(chain, modules)
+        chains.append(chain)
+    made = {chain.node: _rewrite(root, chain) for chain in chains}
+    _concatenate(root, chains, made, modules)
+    for chain in chains:
+        if chain.taken and chain.node.op == "call_module" and chain.node.target == chain.name:
+            _call(root, chain.node, made[chain.node])
+    root.graph.lint()
+    root.recompile()
+    return chains
+
+
+def _target(node: fx.Node) -> str:
+    return node.target if node.op == "call_module" and isinstance(node.target, str) else ""
+
+
+def _follow(chain: Chain, modules: dict[str, nn.Module]) -> None:
+    """Take in what follows, as far as it goes."""
+    layer: Any = chain.modules[0]
+    if not isinstance(layer, _OURS):
+        chain.reason = refusal(layer) or "the layer is not upfold's"
+        return
+    if has_hooks(layer):
+        chain.reason = "hooks are registered on the layer; they would see another result"
+        return
+    chain.activation = layer.activation
+    ndim = len(layer.kernel_size)
+    while True:
+        try:
+            crop = crop_of(chain.end, ndim)
+            if crop is not None:
+                chain.steps.append(("crop", crop.pairs))
+                chain.batched_only = chain.batched_only or crop.batched_only
+                chain.absorbed += [*crop.helpers, crop.node]
+                chain.taken.append(f"crop {crop.pairs}")
+                chain.end = crop.node
+                continue
+            users = list(chain.end.users)
+            if len(users) != 1:
+                raise Refused(f"its result is used in {len(users)} places" if users else "nothing uses its result")
+            if users[0].target in CONCATENATIONS or users[0].op == "output":
+                return
+            _take(chain, users[0], modules)
+        except Refused as refused:
+            chain.reason = str(refused)
+            return
+
+
+def _take(chain: Chain, user: fx.Node, modules: dict[str, nn.Module]) -> None:
+    """Take in one use of the chain's result, or raise the reason."""
+    module = modules.get(_target(user))
+    what = f"{type(module).__name__} {_target(user)}" if module is not None else _function_text(user)
+    if not _reads_only(user, chain.end):
+        raise Refused(f"{what} reads something else too")
+    if module is not None and has_hooks(module):
+        raise Refused(f"hooks are registered on {what}; nothing would call them")
+    if module is not None and module.training:
+        raise Refused(f"{what} is in training mode")
+    if does_nothing(user, module):
+        pass
+    elif isinstance(module, _NormBase):
+        _check_norm(chain, module, what)
+        chain.steps.append(("norm", module))
+        chain.read += [module, *([] if chain.modules[0] in chain.read else [chain.modules[0]])]
+        chain.batched_only = chain.batched_only or isinstance(module, nn.BatchNorm1d)
+        chain.taken.append(what)
+    else:
+        activation = activation_of(user, module)
+        if activation is None:
+            raise Refused(f"{what} follows")
+        if chain.activation is not None:
+            raise Refused(f"{what} follows another activation")
+        if chain.modules[0].weight.dtype.is_complex:  # type: ignore[union-attr]
+            raise Refused(f"{what} of complex numbers is nothing that upfold computes")
+        chain.activation = activation
+        chain.steps.append(("activation", activation))
+        chain.read += [module] if isinstance(module, nn.PReLU) else []
+        chain.taken.append(what)
+    chain.modules += [] if module is None else [module]
+    chain.absorbed.append(user)
+    chain.end = user
+
+
+def _reads_only(user: fx.Node, source: fx.Node) -> bool:
+    """Whether the node takes one tensor, once, as its first argument."""
+    first = user.args[0] if user.args else user.kwargs.get("input")
+    return first is source and user.all_input_nodes == [source]
+
+
+def _function_text(node: fx.Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"{name}()"
+
+
+def _check_norm(chain: Chain, norm: Any, what: str) -> None:
+    layer: Any = chain.modules[0]
+    if type(norm) not in _BATCH_NORMS:
+        raise Refused(f"{what} follows; {norm_text(norm)}")
+    if norm.running_mean is None or norm.running_var is None:
+        raise Refused(f"{what} keeps no running statistics, so its factors depend on the input")
+    if chain.activation is not None:
+        raise Refused(f"{what} follows an activation")
+    if is_parametrized(layer) or is_parametrized(norm):
+        raise Refused(f"{what} cannot be folded: a parametrization computes the weights at each call")
+    if norm.num_features != layer.out_channels:
+        raise Refused(f"{what} has {norm.num_features} channels, the layer gives {layer.out_channels}")
+
+
+def _rewrite(root: fx.GraphModule, chain: Chain) -> Any:
+    """Make the layer that does what the chain does, and let its call stand for the chain's end."""
+    layer = chain.modules[0]
+    if not chain.taken:
+        return layer
+    twin: Any = twins.twin_of(layer)
+    for kind, what in chain.steps:
+        if kind == "norm":
+            twins.fold_batch_norm(twin, what)
+        elif kind == "activation":
+            twin.activation = what
+        else:
+            twins.add_crop(twin, what)
+    chain.end.replace_all_uses_with(chain.node)
+    for node in reversed(chain.absorbed):
+        root.graph.erase_node(node)
+    chain.end = chain.node
+    return twins.Batched(twin) if chain.batched_only else twin
+
+
+def _call(root: fx.GraphModule, node: fx.Node, module: nn.Module) -> None:
+    """Let the node call `module`."""
+    name = f"fused_{str(node.target).replace('.', '_')}"
+    root.add_submodule(name, module)
+    node.target = name
+
+
+def _concatenate(root: fx.GraphModule, chains: list[Chain], made: dict[fx.Node, Any], modules: dict[str, nn.Module]) -> None:
+    """Let the layers whose results only feed a concatenation of channels write into its result."""
+    position = {node: index for index, node in enumerate(root.graph.nodes)}
+    order = list(root.graph.nodes)
+    for cat in [node for node in order if node.target in CONCATENATIONS]:
+        parts = cat.args[0] if cat.args else cat.kwargs.get("tensors")
+        dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
+        writers: list[Any] = [None] * len(parts) if isinstance(parts, (tuple, list)) else []  # type: ignore[arg-type]
+        found = [chain for chain in chains if chain.reason is None and list(chain.end.users) == [cat]]
+        for chain in found:
+            layer: Any = chain.modules[0]
+            if not writers or parts.count(chain.end) != 1:  # type: ignore[union-attr]
+                chain.reason = "the concatenation takes its result more than once"
+            elif dim not in (1, -1 - len(layer.kernel_size)):
+                chain.reason = f"the concatenation joins axis {dim}, not the channels"
+            elif (other := _first_impure(order[position[chain.node] + 1 : position[cat]], modules)) is not None:
+                chain.reason = f"{_what(other, modules)} comes between the layer and the concatenation, and might change its input"
+            else:
+                writers[parts.index(chain.end)] = chain  # type: ignore[union-attr]
+        if any(writers):
+            _write_into(root, cat, list(parts), writers, made)  # type: ignore[arg-type]
+
+
+def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: list[Any], made: dict[fx.Node, Any]) -> None:
+    values = []
+    for part, chain in zip(parts, writers):
+        if chain is None:
+            values.append(part)
+            continue
+        node = chain.node
+        size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
+        values.append((node.args[0] if node.args else node.kwargs["input"], size))
+        chain.taken.append("concatenation")
+    name = f"concatenation_{cat.name}"
+    root.add_submodule(name, twins.Concatenation([None if chain is None else made[chain.node] for chain in writers]))
+    with root.graph.inserting_before(cat):
+        joined = root.graph.call_module(name, tuple(values))
+    cat.replace_all_uses_with(joined)
+    for node in (cat, *(chain.node for chain in writers if chain is not None)):
+        root.graph.erase_node(node)
+
+
+def _what(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    module = modules.get(_target(node))
+    return _function_text(node) if module is None else f"{type(module).__name__} {_target(node)}"
+
+
+_PURE_FUNCTIONS = {getattr, operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, F.relu, torch.relu}
+_PURE_METHODS = ("size", "dim", "contiguous", "view", "reshape", "permute", "transpose", "flatten", "unsqueeze", "float")
+
+
+def _first_impure(between: list[fx.Node], modules: dict[str, nn.Module]) -> fx.Node | None:
+    """The first of the nodes that might change a tensor in place, as far as can be told: the layer will run after them."""
+    for node in between:
+        module = modules.get(_target(node))
+        if module is not None:
+            pure = type(module).__module__.startswith("torch.nn.modules") and not has_hooks(module)
+            pure = pure and not getattr(module, "inplace", False)
+            pure = pure or isinstance(module, _OURS)
+        elif node.op == "call_method":
+            pure = node.target in _PURE_METHODS
+        elif node.op == "call_function":
+            pure = (node.target in _PURE_FUNCTIONS or node.target in CONCATENATIONS) and not node.kwargs.get("inplace")
+            pure = pure and not (node.target is F.relu and len(node.args) > 1)
+        else:
+            pure = node.op in ("get_attr", "placeholder")
+        if not pure:
+            return node
+    return None
