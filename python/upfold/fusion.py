@@ -78,8 +78,9 @@ def fuse_graph(root: fx.GraphModule, modules: dict[str, nn.Module]) -> list[Chai
     made = {chain.node: _rewrite(root, chain) for chain in chains}
     _concatenate(root, chains, made, modules)
     for chain in chains:
-        if chain.taken and chain.node.op == "call_module" and chain.node.target == chain.name:
+        if chain.taken and chain.taken[-1] != "concatenation":
             _call(root, chain.node, made[chain.node])
+    root.delete_all_unused_submodules()
     root.graph.lint()
     root.recompile()
     return chains
