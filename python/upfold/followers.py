@@ -1,4 +1,4 @@
-"""What may follow a transposed convolution in a graph, recognised: activations, crops, and what does nothing in evaluation mode."""
+"""What may follow a transposed convolution in a graph: activations, crops, and what does nothing in evaluation mode."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.padding import _ConstantPadNd
 
 Pairs = tuple[tuple[int, int], ...]
-CONCATENATIONS = frozenset(
-    getattr(torch, name) for name in ("cat", "concat", "concatenate") if hasattr(torch, name)
-)
+CONCATENATIONS = frozenset(getattr(torch, name) for name in ("cat", "concat", "concatenate") if hasattr(torch, name))
 _FUNCTIONS: dict[Any, str] = {
     F.relu: "relu",
     F.relu_: "relu",
@@ -178,7 +176,7 @@ def _end(stop: Any, source: fx.Node, axis: int, ndim: int, helpers: list[fx.Node
         if stop < 0:
             return -stop
         raise Refused("a slice to a fixed position follows, so that what it leaves out depends on the size")
-    amount = 0
+    amount: Any = 0
     if isinstance(stop, fx.Node) and stop.target is operator.sub:
         helpers.append(stop)
         stop, amount = stop.args

@@ -38,8 +38,8 @@ def fuse(model: nn.Module) -> FuseReport:
     Returns:
         A `FuseReport`: for each transposed convolution what was fused into it, and why no more was.
     """
-    uninstall(model)
     replace(model)
+    uninstall(model)
     walk = _Walk(model)
     walk.visit(model, "", None)
     return FuseReport(tuple(walk.rows()))
@@ -130,7 +130,8 @@ def _planned(root: nn.Module) -> tuple[Plan, list[Chain], list[tuple[str, nn.Mod
         if node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
             sources += [source for source in _sources(root.get_submodule(owner), counted=False) if source[1] == name]
-    plan = Plan(runner, required_inputs(type(root).forward), tuple(dict.fromkeys(bypassed)), tuple(sources))
+    layers = {chain.name: chain.layer for chain in chains if chain.taken}
+    plan = Plan(runner, required_inputs(type(root).forward), tuple(dict.fromkeys(bypassed)), tuple(sources), layers)
     return plan, chains, [(name, leaf) for name, leaf in leaves.items() if holds_layers(leaf)]
 
 

@@ -1,14 +1,15 @@
 """A module that runs a fused graph in place of its forward, and the rules for when it may.
 
-As `replace` does, fusing changes the class of a module alone: its parameters, hooks and references stay. The plan, which holds the
-graph and the folded weights, is no part of the state_dict and is made anew when something that it was made from has changed.
+As `replace` does, fusing changes the class of a module alone: its parameters, hooks and references stay. The plan, which holds
+the graph and the folded weights, is no part of the state_dict and is made anew when something that it was made from has changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .watch import is_compiling, transform_is_active
 
 _PLAN = "_upfold_plan"
 _ORIGIN = "_upfold_fuses"
+_SET_BY_COMPILE = ("_is_torch_compile", "_compiled_call_impl")
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -32,12 +34,14 @@ class Plan:
         bypassed: modules whose calls are no longer made; the graph does what they do in evaluation mode without hooks.
         sources: entries of parameters or buffers, a name, and the tensor and version that the plan was made from; the version is
             None where changes in place are seen anyway.
+        layers: what runs in place of a layer, by the layer's path.
     """
 
     run: nn.Module | None
     inputs: tuple[str, ...]
     bypassed: tuple[nn.Module, ...]
     sources: tuple[tuple[dict[str, Any], str, Tensor | None, int | None], ...]
+    layers: dict[str, nn.Module] = field(default_factory=dict)
 
     def is_fresh(self) -> bool:
         """Whether the tensors are still those that the plan was made from."""
@@ -105,6 +109,17 @@ def is_fused(module: nn.Module) -> bool:
     return _ORIGIN in type(module).__dict__
 
 
+def named_running(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that a run in evaluation mode without gradients calls, by path: of fused parts what runs inside them."""
+    modules = list(model.named_modules())
+    plans = {name: _current_plan(module) for name, module in modules if is_fused(module)}
+    bypassed = {part for plan in plans.values() if plan is not None and plan.applies() for part in plan.bypassed}
+    yield from ((name, module) for name, module in modules if module not in bypassed)
+    for path, plan in plans.items():
+        if plan is not None and plan.applies():
+            yield from ((f"{path}.{name}" if path else name, layer) for name, layer in plan.layers.items())
+
+
 def plan_of(module: nn.Module) -> Plan | None:
     """The plan that the module has at hand."""
     return module.__dict__.get(_PLAN)
@@ -125,8 +140,9 @@ def _fused_class(cls: type[nn.Module]) -> type[nn.Module]:
     if cls in _classes:
         return _classes[cls]
 
+    @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the fused graph, or the module's own forward where the graph does not stand for it."""
+        # The fused graph, or the module's own forward where the graph does not stand for it.
         if not self.training and not transform_is_active():
             plan = _current_plan(self)
             if plan is not None and plan.applies():
@@ -142,6 +158,7 @@ def _fused_class(cls: type[nn.Module]) -> type[nn.Module]:
         "__reduce_ex__": _reduce_ex,
         "__setattr__": _set_attribute,
         "__prepare_scriptable__": _original_copy,
+        "train": _train,
         "_apply": _apply,
         "_load_from_state_dict": _load_from_state_dict,
         "_replicate_for_data_parallel": _replicate,
@@ -157,8 +174,16 @@ def _original(module: Any) -> Any:
 
 def _set_attribute(self: Any, name: str, value: Any) -> None:
     """Set an attribute, which the plan might have been made from."""
+    unchanged = name in self.__dict__ and self.__dict__[name] is value
     _original(self).__setattr__(self, name, value)
+    if not unchanged and name not in _SET_BY_COMPILE:
+        self.__dict__[_PLAN] = None
+
+
+def _train(self: Any, mode: bool = True) -> Any:
+    """Change the mode; the way to say that weights were changed unseen."""
     self.__dict__[_PLAN] = None
+    return _original(self).train(self, mode)
 
 
 def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,7 @@ class Chain:
         reason: why the next use was not, or None where nothing is left.
         modules: those whose calls the fused layer stands for.
         read: modules of which it holds parameters and buffers as they were.
+        layer: what runs in place of the layer, once the graph is rewritten.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Chain:
     reason: str | None = None
     modules: list[nn.Module] = field(default_factory=list)
     read: list[nn.Module] = field(default_factory=list)
+    layer: Any = None
     absorbed: list[fx.Node] = field(default_factory=list)
     activation: Any = None
     steps: list[tuple[str, Any]] = field(default_factory=list)
@@ -75,11 +77,12 @@ def fuse_graph(root: fx.GraphModule, modules: dict[str, nn.Module]) -> list[Chai
         else:
             _follow(chain, modules)
         chains.append(chain)
-    made = {chain.node: _rewrite(root, chain) for chain in chains}
-    _concatenate(root, chains, made, modules)
+    for chain in chains:
+        _rewrite(root, chain)
+    _concatenate(root, chains, modules)
     for chain in chains:
         if chain.taken and chain.taken[-1] != "concatenation":
-            _call(root, chain.node, made[chain.node])
+            _call(root, chain)
     root.delete_all_unused_submodules()
     root.graph.lint()
     root.recompile()
@@ -146,7 +149,7 @@ def _take(chain: Chain, user: fx.Node, modules: dict[str, nn.Module]) -> None:
             raise Refused(f"{what} follows")
         if chain.activation is not None:
             raise Refused(f"{what} follows another activation")
-        if chain.modules[0].weight.dtype.is_complex:  # type: ignore[union-attr]
+        if chain.modules[0].weight.dtype.is_complex:
             raise Refused(f"{what} of complex numbers is nothing that upfold computes")
         chain.activation = activation
         chain.steps.append(("activation", activation))
@@ -182,12 +185,14 @@ def _check_norm(chain: Chain, norm: Any, what: str) -> None:
         raise Refused(f"{what} has {norm.num_features} channels, the layer gives {layer.out_channels}")
 
 
-def _rewrite(root: fx.GraphModule, chain: Chain) -> Any:
+def _rewrite(root: fx.GraphModule, chain: Chain) -> None:
     """Make the layer that does what the chain does, and let its call stand for the chain's end."""
-    layer = chain.modules[0]
+    twin: Any = chain.modules[0]
+    if isinstance(twin, _OURS):
+        twin = twins.twin_of(twin)
+    chain.layer = twin
     if not chain.taken:
-        return layer
-    twin: Any = twins.twin_of(layer)
+        return
     for kind, what in chain.steps:
         if kind == "norm":
             twins.fold_batch_norm(twin, what)
@@ -199,40 +204,45 @@ def _rewrite(root: fx.GraphModule, chain: Chain) -> Any:
     for node in reversed(chain.absorbed):
         root.graph.erase_node(node)
     chain.end = chain.node
-    return twins.Batched(twin) if chain.batched_only else twin
 
 
-def _call(root: fx.GraphModule, node: fx.Node, module: nn.Module) -> None:
-    """Let the node call `module`."""
-    name = f"fused_{str(node.target).replace('.', '_')}"
-    root.add_submodule(name, module)
-    node.target = name
+def _callable(chain: Chain) -> nn.Module:
+    return twins.Batched(chain.layer) if chain.batched_only else chain.layer
 
 
-def _concatenate(root: fx.GraphModule, chains: list[Chain], made: dict[fx.Node, Any], modules: dict[str, nn.Module]) -> None:
+def _call(root: fx.GraphModule, chain: Chain) -> None:
+    """Let the node call the fused layer."""
+    name = f"fused_{chain.name.replace('.', '_')}"
+    root.add_submodule(name, _callable(chain))
+    chain.node.target = name
+
+
+def _concatenate(root: fx.GraphModule, chains: list[Chain], modules: dict[str, nn.Module]) -> None:
     """Let the layers whose results only feed a concatenation of channels write into its result."""
     position = {node: index for index, node in enumerate(root.graph.nodes)}
     order = list(root.graph.nodes)
     for cat in [node for node in order if node.target in CONCATENATIONS]:
         parts = cat.args[0] if cat.args else cat.kwargs.get("tensors")
         dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
-        writers: list[Any] = [None] * len(parts) if isinstance(parts, (tuple, list)) else []  # type: ignore[arg-type]
+        writers: list[Any] = [None] * len(parts) if isinstance(parts, (tuple, list)) else []
         found = [chain for chain in chains if chain.reason is None and list(chain.end.users) == [cat]]
         for chain in found:
             layer: Any = chain.modules[0]
-            if not writers or parts.count(chain.end) != 1:  # type: ignore[union-attr]
+            if not writers or parts.count(chain.end) != 1:
                 chain.reason = "the concatenation takes its result more than once"
             elif dim not in (1, -1 - len(layer.kernel_size)):
                 chain.reason = f"the concatenation joins axis {dim}, not the channels"
             elif (other := _first_impure(order[position[chain.node] + 1 : position[cat]], modules)) is not None:
-                chain.reason = f"{_what(other, modules)} comes between the layer and the concatenation, and might change its input"
+                chain.reason = (
+                    f"{_what(other, modules)} comes between the layer and the concatenation, and might change its input"
+                )
             else:
-                writers[parts.index(chain.end)] = chain  # type: ignore[union-attr]
+                writers[parts.index(chain.end)] = chain
         if any(writers):
-            _write_into(root, cat, list(parts), writers, made)  # type: ignore[arg-type]
+            _write_into(root, cat, list(parts), writers)
 
 
-def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: list[Any], made: dict[fx.Node, Any]) -> None:
+def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: list[Any]) -> None:
     values = []
     for part, chain in zip(parts, writers):
         if chain is None:
@@ -243,7 +253,7 @@ def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: l
         values.append((node.args[0] if node.args else node.kwargs["input"], size))
         chain.taken.append("concatenation")
     name = f"concatenation_{cat.name}"
-    root.add_submodule(name, twins.Concatenation([None if chain is None else made[chain.node] for chain in writers]))
+    root.add_submodule(name, twins.Concatenation([None if chain is None else _callable(chain) for chain in writers]))
     with root.graph.inserting_before(cat):
         joined = root.graph.call_module(name, tuple(values))
     cat.replace_all_uses_with(joined)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .fused_model import named_running
 from .geometry import InvalidArgument
 
 # What a model is called with: one tensor, positional arguments, or keyword arguments.
@@ -202,7 +203,7 @@ def visit_operators(model: nn.Module, call: Call, see: SeeOperator) -> None:
         cleanup.enter_context(_undisturbed(model, call))
         if set_stance is not None:  # compiled parts run as they were written, or no operator of theirs would be seen
             cleanup.enter_context(set_stance("force_eager"))
-        for name, module in model.named_modules():
+        for name, module in named_running(model):
             if not isinstance(module, torch.jit.ScriptModule):
                 cleanup.callback(module.register_forward_pre_hook(enter(name)).remove)
                 cleanup.callback(module.register_forward_hook(leave).remove)

@@ -69,6 +69,8 @@ class Activation:
 
     def encode(self) -> int:
         """Pack into one non-negative integer: operator schemas take tensors and integers only."""
+        if not self.slope:
+            return self.code  # torch.compile, which traces this, cannot always follow struct.pack
         bits: int = struct.unpack("<I", struct.pack("<f", self.slope))[0]
         return self.code | bits << 8
 

@@ -95,8 +95,8 @@ def record(root: nn.Module, is_inlined: Callable[[nn.Module], bool]) -> fx.Graph
 class _StandIn(fx.Proxy):
     """A value in tracing that refuses to be taken for no tensor: ``isinstance(x, Tensor)`` would say so."""
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         caller = sys._getframe(1)
         if caller.f_code.co_name != "is_tensor" and str(caller.f_globals.get("__name__", "")).partition(".")[0] == "torch":
             return _StandIn

@@ -80,6 +80,7 @@ class Found:
 
     @property
     def is_ours(self) -> bool:
+        """Whether upfold computes it already."""
         return isinstance(self.layer, _OURS)
 
 
@@ -198,6 +199,11 @@ def restore(model: nn.Module) -> Report:
 
 
 def find(model: nn.Module) -> list[Found]:
+    """The layers of interest, in the model's order.
+
+    Raises:
+        InvalidArgument: `model` is no module.
+    """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model = {type(model).__name__}; must be a torch.nn.Module")
     names: dict[nn.Module, list[str]] = {model: [""]}
@@ -243,6 +249,7 @@ def _plain_class(layer: nn.Module) -> type[nn.Module]:
 
 
 def row_of(entry: Found) -> LayerRow:
+    """What a report says of a layer before anything is done or measured."""
     layer = entry.layer
     if entry.refusal is not None:
         state = "left alone"

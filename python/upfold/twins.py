@@ -22,6 +22,9 @@ def twin_of(layer: nn.Module) -> Any:
     cls = type(layer)
     twin = cls.__new__(cls)  # parametrized layers refuse copy.copy
     twin.__dict__.update(layer.__dict__)
+    for name, value in layer.__dict__.items():
+        if name.endswith("_hooks"):
+            twin.__dict__[name] = value.copy()  # who listens to one does not listen to the other
     return twin
 
 
