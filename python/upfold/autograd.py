@@ -60,9 +60,10 @@ def conv_transpose(
         y = _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
     else:
         # A slope stays outside: a schema holds it in float32, too short for float64, and torch.compile cannot always encode it.
-        fused = activation if not activation.slope and is_plain_inference(x, w, bias) else NO_ACTIVATION
-        y = _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), fused.encode())
-        activation = NO_ACTIVATION if fused is activation else activation
+        fused = activation.code and not activation.has_slope and is_plain_inference(x, w, bias)
+        code = activation.code if fused else 0
+        y = _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), code)
+        activation = NO_ACTIVATION if fused else activation
     return activations.apply(y, activation)
 
 

@@ -69,10 +69,13 @@ class Activation:
 
     def encode(self) -> int:
         """Pack into one non-negative integer: operator schemas take tensors and integers only."""
-        if not self.slope:
-            return self.code  # torch.compile, which traces this, cannot always follow struct.pack
         bits: int = struct.unpack("<I", struct.pack("<f", self.slope))[0]
         return self.code | bits << 8
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether the code alone does not say what is computed; without a slope it is what `encode` gives."""
+        return self.code == ACTIVATION_CODES["leaky_relu"]
 
     @property
     def name(self) -> str | None:
