@@ -57,7 +57,9 @@ class SamDecoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        module = pytest.importorskip("transformers.models.sam.modeling_sam", reason="transformers is an extra of the tests (models)")
+        module = pytest.importorskip(
+            "transformers.models.sam.modeling_sam", reason="transformers is an extra of the tests (models)"
+        )
         sizes = {"hidden_size": 32, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
         config = module.SamMaskDecoderConfig(**sizes)
         config._attn_implementation = "eager"
@@ -75,7 +77,9 @@ class SamDecoder(nn.Module):
 
 def encodec(causal=True):
     """transformers' EnCodec decoder, whose layers carry a weight norm and are trimmed behind."""
-    module = pytest.importorskip("transformers.models.encodec.modeling_encodec", reason="transformers is an extra of the tests (models)")
+    module = pytest.importorskip(
+        "transformers.models.encodec.modeling_encodec", reason="transformers is an extra of the tests (models)"
+    )
     sizes = {"hidden_size": 16, "num_filters": 4, "upsampling_ratios": [4, 2], "num_lstm_layers": 1, "codebook_size": 16}
     return module.EncodecDecoder(module.EncodecConfig(**sizes, use_causal_conv=causal))
 
@@ -162,7 +166,9 @@ def test_training_step(name):
     for got, torchs, wide in zip(other.parameters(), model.parameters(), exact.parameters(), strict=True):
         assert (got.grad is None) == (torchs.grad is None)
         assert_within_rule(got.detach(), torchs.detach(), wide.detach())
-    gradients = [torch.cat([p.grad.flatten().double() for p in one.parameters() if p.grad is not None]) for one in (model, other, exact)]
+    gradients = [
+        torch.cat([p.grad.flatten().double() for p in one.parameters() if p.grad is not None]) for one in (model, other, exact)
+    ]
     allowed = 2 * max(error_norm(gradients[0], gradients[2]), torch.finfo(torch.float32).eps / 2)
     assert error_norm(gradients[1], gradients[2]) <= allowed
 

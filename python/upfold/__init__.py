@@ -8,7 +8,8 @@ from .fuse import fuse
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import patch
-from .replace import replace, restore, scan
+from .replace import replace, restore
+from .scan import scan
 from .tune import load_plans, save_plans, tune
 
 __version__ = "0.1.0"

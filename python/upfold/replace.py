@@ -6,7 +6,6 @@ keeps in the layer stays where it is, so optimisers, checkpoints and references 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as _with
@@ -84,52 +83,6 @@ class Found:
         return isinstance(self.layer, _OURS)
 
 
-def scan(model: nn.Module, *inputs: Any) -> Report:
-    """List the transposed-convolution, fold and unfold layers of a model, without changing it.
-
-    Args:
-        model: any module; it may itself be such a layer.
-        inputs: the model's positional arguments. With them the model runs a few times, in evaluation mode and without
-            gradients, and the report tells each layer's shapes, time and share of the time, and the algorithm that
-            upfold takes.
-
-    Returns:
-        A `Report` with one row for each layer.
-    """
-    found = find(model)
-    if not inputs:
-        return Report("scan", tuple(map(row_of, found)))
-    call: observe.Call = (inputs, {})
-    watched = [entry.layer for entry in found if not isinstance(entry.layer, torch.jit.ScriptModule)]
-    algorithms: dict[nn.Module, str | None] = {}
-
-    def note_algorithm(layer: nn.Module, its_call: observe.Call) -> None:
-        if isinstance(layer, _ConvTransposeNd):
-            algorithms.setdefault(layer, _algorithm(layer, observe.input_of(its_call)))
-
-    traffic, totals = observe.time_layers(model, call, watched)
-    found = find(model)  # a lazy layer has its sizes by now
-    takeable = [entry.layer for entry in found if entry.refusal is None or entry.is_ours]
-    observe.visit(model, call, takeable, note_algorithm)
-    total = statistics.median(totals)
-    rows = []
-    for entry in found:
-        row, seen = row_of(entry), traffic.get(entry.layer)
-        if seen is not None:
-            seconds = statistics.median(seen.seconds)
-            row = _with(
-                row,
-                calls=seen.calls,
-                input_shapes=tuple(seen.input_shapes),
-                output_shapes=tuple(seen.output_shapes),
-                seconds=seconds,
-                share=seconds / total,
-                algorithm=algorithms.get(entry.layer),
-            )
-        rows.append(row)
-    return Report("scan", tuple(rows), total)
-
-
 def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorithm: str | None = None) -> Report:
     """Make upfold compute the transposed-convolution, fold and unfold layers of a model, in place.
 
@@ -151,9 +104,9 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
         dispatch.check_name(algorithm)
     found = find(model)
     takeable = [entry for entry in found if entry.refusal is None and not entry.is_ours]
-    measured: dict[nn.Module, _Contest] = {}
+    measured: dict[nn.Module, Contest] = {}
     if only_faster is not None:
-        measured = _measure(model, observe.as_call(only_faster), [entry.layer for entry in takeable], algorithm)
+        measured = measure(model, observe.as_call(only_faster), [entry.layer for entry in takeable], algorithm)
     rows = {}
     for entry in takeable:
         row, contest = row_of(entry), measured.get(entry.layer)
@@ -300,10 +253,11 @@ def _parametrized(cls: type[nn.Module], base: type[nn.Module], extra: dict[str, 
 
 
 @dataclass
-class _Contest:
+class Contest:
     """The time that torch and upfold take for the calls that one run of a model makes to a layer."""
 
     algorithm: str | None = None
+    why: str | None = None
     torch_seconds: float = 0.0
     upfold_seconds: float = 0.0
     refusal: str | None = None  # of a shape that reached the layer; the seconds are then those of the others
@@ -320,17 +274,19 @@ class _Contest:
         return None
 
 
-def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None) -> dict[nn.Module, _Contest]:
-    contests: dict[nn.Module, _Contest] = {}
+def measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None) -> dict[nn.Module, Contest]:
+    """Time torch's operator and upfold's on what one run of the model gives to each of the layers."""
+    contests: dict[nn.Module, Contest] = {}
     known: dict[Any, list[float]] = {}
 
     def see(layer: nn.Module, its_call: observe.Call) -> None:
         # Measured inside the model's run: on the tensor itself, with its strides, under the autocast that surrounds it.
         x = observe.input_of(its_call)
-        contest = contests.setdefault(layer, _Contest())
+        contest = contests.setdefault(layer, Contest())
+        name = algorithm or getattr(layer, "algorithm", None)
         key = (id(layer), tuple(x.shape), x.stride(), x.dtype, _output_size(its_call))
         if key not in known:
-            competitors = _competitors(layer, x, its_call, algorithm)
+            competitors = _competitors(layer, x, its_call, name)
             try:
                 with unpatched():
                     known[key] = timing.medians(competitors, x.device, seconds=_SECONDS_EACH)
@@ -340,16 +296,18 @@ def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algo
         contest.torch_seconds += known[key][0]
         contest.upfold_seconds += known[key][1]
         if contest.algorithm is None and isinstance(layer, _ConvTransposeNd):
-            contest.algorithm = algorithm or _algorithm(layer, x)
+            plan = plan_for(layer, x)
+            contest.algorithm = name or (None if plan is None else plan.algorithm)
+            contest.why = "asked for by name" if name else None if plan is None else plan.reason
 
     observe.visit(model, call, layers, see)
     return contests
 
 
-def _algorithm(layer: nn.Module, x: Tensor) -> str | None:
-    """What upfold takes for this input, or None where autocast will change the types before the layer runs."""
+def plan_for(layer: nn.Module, x: Tensor) -> dispatch.Plan | None:
+    """What upfold runs for this input, or None where autocast will change the types before the layer runs."""
     try:
-        return dispatch.explain(layer, x).plan.algorithm
+        return dispatch.explain(layer, x).plan
     except InvalidArgument:
         return None
 
