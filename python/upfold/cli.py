@@ -26,6 +26,7 @@ from .options import (
     chosen_precision,
     layer_words,
     load_charts,
+    load_page,
     positive,
     write_json,
 )
@@ -127,6 +128,7 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
+    command.add_argument("--report", metavar="FOLDER", help="also write a page of tables and charts, FOLDER/index.html")
     add_run(command)
 
 
@@ -140,6 +142,8 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
     text = "methods (default: gemm, direct, depthwise, fused, torch and torch channels_last)"
     command.add_argument("--method", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--chart", metavar="FILE", help="draw them (.png, .svg or .pdf); without it a Markdown table is printed")
+    text = "write a page of tables and charts of all runs of the file, FOLDER/index.html"
+    command.add_argument("--report", metavar="FOLDER", help=text)
 
 
 def _info_options(command: argparse.ArgumentParser) -> None:
@@ -197,10 +201,13 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
 
     from . import bench, overview, tables
 
+    for flag, value in (("chart", arguments.chart), ("report", arguments.report)):
+        if value is not None and not {"all", *bench.CASE_SUITES} & set(arguments.suite):
+            raise Failure(f"--{flag} = {value}; --suite {' '.join(arguments.suite)} has no layers to draw")
     if arguments.chart is not None:
         charts = load_charts(arguments.chart)
-        if not {"all", *bench.CASE_SUITES} & set(arguments.suite):
-            raise Failure(f"--chart = {arguments.chart}; --suite {' '.join(arguments.suite)} has no layers to draw")
+    if arguments.report is not None:
+        page = load_page()
     device = chosen_device(arguments)
     names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
     limit = arguments.max_gflop
@@ -221,12 +228,19 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         print(f"wrote {results.write(arguments.json)}")
     if arguments.chart is not None:
         print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
+    if arguments.report is not None:
+        print(f"wrote {page.write_page(results.to_dict(), arguments.report)}")
     return results.failures
 
 
 def _chart(arguments: argparse.Namespace) -> None:
     from . import overview
 
+    if arguments.report is not None:
+        page = load_page()
+        print(f"wrote {page.write_page(page.read_facts(arguments.results), arguments.report)}")
+        if arguments.chart is None:
+            return
     runs = overview.read_runs(arguments.results, arguments.run, arguments.suite, arguments.layer)
     if arguments.chart is None:
         print(overview.markdown(runs, arguments.method))
@@ -289,6 +303,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
+        "upfold bench --suite smoke --report out",
     ),
     "chart": (
         _chart,
@@ -296,6 +311,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "the suites of a results file as a chart of times over the floor, or as a Markdown table",
         "upfold chart bench.json --suite smoke --chart bench.png",
         "upfold chart bench.json --layer k4s2p1 3d-k2s2 --method gemm direct torch",
+        "upfold chart bench.json --report out",
     ),
     "explain": (
         _explain,

@@ -242,6 +242,15 @@ def load_charts(path: str) -> Any:
     return charts
 
 
+def load_page() -> Any:
+    """The module that writes the comparison page, and the library that it draws with."""
+    import matplotlib  # noqa: F401
+
+    from . import page
+
+    return page
+
+
 def write_json(path: str, facts: dict[str, Any]) -> None:
     """Write figures to a file, and say so."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
