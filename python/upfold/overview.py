@@ -100,9 +100,7 @@ def run_of(facts: dict[str, Any], suites: Sequence[str] = (), layers: Sequence[s
         raise InvalidArgument("the run holds no layers; fold and host have none")
     kind = facts["dtype"] + (f" {facts['precision']}" if facts.get("precision") else "")
     ceilings = next(iter(found[chosen[0]]), {}).get("ceilings", {})
-    return Run(
-        facts["device"], kind, taken, ceilings.get("bytes_per_second", 0.0), ceilings.get("flops_per_second", 0.0)
-    )
+    return Run(facts["device"], kind, taken, ceilings.get("bytes_per_second", 0.0), ceilings.get("flops_per_second", 0.0))
 
 
 def _layer(suite: str, facts: dict[str, Any]) -> Layer:

@@ -35,7 +35,8 @@ th, td { padding: 4px 9px; text-align: right; border-bottom: 1px solid var(--fai
 th { background: var(--soft); position: sticky; top: 0; } th:first-child, td:first-child { text-align: left; }
 td.best { font-weight: 700; } td.auto { background: #e4f1fa; } td.loss { color: var(--loss); font-weight: 600; }
 tr:hover td { background: #fafbfc; } .suite td { background: var(--soft); font-weight: 600; text-align: left; }
-details { margin: 12px 0; } summary { cursor: pointer; } pre { background: var(--soft); padding: 12px; overflow-x: auto; font-size: 12px; }
+details { margin: 12px 0; } summary { cursor: pointer; }
+pre { background: var(--soft); padding: 12px; overflow-x: auto; font-size: 12px; }
 footer { color: #59636e; font-size: 13px; margin: 40px 0; }
 """
 
@@ -64,8 +65,8 @@ def write_page(facts: dict[str, Any], folder: str | Path, title: str = "Transpos
     text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body><header><div><h1>{_text(title)}</h1>"
-        f"<p>{_text(first['device'])}, {_text(_versions(first))}, {_text(first['time'][:10])}</p><nav>{links}</nav></div></header>"
-        f"\n<main>{sections}{_footer()}</main></body></html>\n"
+        f"<p>{_text(first['device'])}, {_text(_versions(first))}, {_text(first.get('time', '')[:10])}</p>"
+        f"<nav>{links}</nav></div></header>\n<main>{sections}{_footer()}</main></body></html>\n"
     )
     path = Path(folder) / "index.html"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,9 @@ def _tiles(run: Run) -> str:
         (f"{geometric_mean(over_floor):.2f}", "times the floor of the hardware", ""),
         (str(slower), f"of {len(against_torch)} layers slower than torch in the same layout", "bad" if slower else ""),
     ]
-    cells = "".join(f'<div class="tile {look}"><b>{_text(value)}</b><span>{_text(label)}</span></div>' for value, label, look in tiles)
+    cells = "".join(
+        f'<div class="tile {look}"><b>{_text(value)}</b><span>{_text(label)}</span></div>' for value, label, look in tiles
+    )
     return f'<div class="tiles">{cells}</div>'
 
 

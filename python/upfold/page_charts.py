@@ -40,8 +40,20 @@ def roofline(pyplot: Any, run: Run) -> Any:
     axes.set_xlim(low, high)
     axes.set_xlabel("FLOPs for each byte of x, w and y", fontsize=9)
     axes.set_ylabel("TFLOP/s", fontsize=9)
-    axes.text(high, run.flops_per_second / 1e12 * 1.12, f"matrix products {run.flops_per_second / 1e12:.3g} TFLOP/s", ha="right", fontsize=8.5)
-    axes.text(low * 1.1, run.bytes_per_second * low * 1.6 / 1e12, f"memory {run.bytes_per_second / 1e12:.3g} TB/s", fontsize=8.5, rotation=28)
+    axes.text(
+        high,
+        run.flops_per_second / 1e12 * 1.12,
+        f"matrix products {run.flops_per_second / 1e12:.3g} TFLOP/s",
+        ha="right",
+        fontsize=8.5,
+    )
+    axes.text(
+        low * 1.1,
+        run.bytes_per_second * low * 1.6 / 1e12,
+        f"memory {run.bytes_per_second / 1e12:.3g} TB/s",
+        fontsize=8.5,
+        rotation=28,
+    )
     bare(axes)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     return figure
@@ -60,13 +72,17 @@ def gains(pyplot: Any, run: Run) -> Any:
         axes.text(ratio * 1.03 if ratio >= 1 else 1.03, position, f"{format_ratio(ratio)}  {layer.auto}", va="center", fontsize=8)
         best = layer.best_peer
         if best is not None and best != layer.peer:
-            axes.plot([layer.times[best] / layer.times[layer.auto]] * 2, [position - 0.42, position + 0.42], color=INK, linewidth=1.8)
+            axes.plot(
+                [layer.times[best] / layer.times[layer.auto]] * 2, [position - 0.42, position + 0.42], color=INK, linewidth=1.8
+            )
     ratios = [layer.ratio or 1.0 for layer in layers] or [1.0]
     best_ratios = [layer.times[layer.best_peer] / layer.times[layer.auto] for layer in layers if layer.best_peer]
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(min(0.7, *ratios, *best_ratios) / 1.1, max(2.0, *ratios) * 1.7)
-    ticks = [tick for tick in (0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    ticks = [
+        tick for tick in (0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 20, 50) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]
+    ]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], fontsize=8.5)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(layers)), [f"{layer.name}   {layer.size}" for layer in layers], fontsize=7.5)
