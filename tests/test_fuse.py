@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -368,6 +369,66 @@ def test_a_change_in_place_keeps_a_layer_where_it_is():
     (row,) = report
     assert row.fused == ()
     assert "ReLU act comes between the layer and the concatenation" in row.reason
+
+
+def test_what_changes_nothing_in_place_may_come_between():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.skip = nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 3, 1)
+
+        def forward(self, x):
+            y = self.up(x)
+            return torch.cat([F.interpolate(self.skip(x), scale_factor=2.0), y, torch.sigmoid(x.repeat(1, 1, 2, 2)) * 2], 1)
+
+    torch.manual_seed(6)
+    report, _ = check(Model().eval(), image())
+    assert taken(report) == {"up": ["concatenation"]}
+
+
+BETWEEN = {
+    "method": lambda m, x: x.add_(1),
+    "function": lambda m, x: torch.relu_(x),
+    "flag": lambda m, x: F.leaky_relu(x, 0.1, True),
+    "keyword": lambda m, x: F.elu(x, inplace=True),
+    "item": lambda m, x: operator.setitem(x, 0, 1.0),
+    "a module of others": lambda m, x: m.other(x),
+}
+
+
+class Adding(nn.Module):
+    def forward(self, x):
+        return x.add_(1)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_may_change_the_input_in_place(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.other = nn.ConvTranspose2d(4, 4, 1), Adding()
+
+        def forward(self, x):
+            x = x * 1
+            y = self.up(x)
+            BETWEEN[name](self, x)
+            return torch.cat([x, y], 1)
+
+    torch.manual_seed(6)
+    report, _ = check(Model().eval(), image())
+    (row,) = report
+    assert row.fused == ()
+    assert "comes between the layer and the concatenation" in row.reason or "cannot trace" in row.reason
+
+
+def test_weights_that_would_leave_the_range_of_their_type():
+    """A norm that scales down to where float16 has few digits left, or up beyond its largest number."""
+    for variance, dtype, folds in ((1e9, torch.float16, False), (1e9, torch.float32, True), (1.0, torch.float16, True)):
+        model = chain(lambda m, y: m.norm(y), norm=nn.BatchNorm2d(6)).to(dtype)
+        model.norm.float().running_var.fill_(variance)
+        report = upfold.fuse(model)
+        assert report.rows[0].state == ("fused" if folds else "replaced"), str(report)
+        assert folds or "out of the range of torch.float16" in report.rows[0].reason
 
 
 def test_training_mode_is_refused():

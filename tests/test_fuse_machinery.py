@@ -164,6 +164,26 @@ def test_hooks_of_the_model_itself_fire_once():
     assert seen == ["pre", "post"]
 
 
+def test_hooks_on_all_modules_are_called():
+    model, seen = fused(block()), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(type(module).__name__))
+    with torch.no_grad():
+        model(image())
+        handle.remove()
+        assert "BatchNorm2d" in seen
+        assert runs_fused(model, image())
+
+
+def test_classes_that_cannot_be_extended():
+    class Closed(Up):
+        def __init_subclass__(cls):
+            raise TypeError("closed")
+
+    (row,) = upfold.fuse(block(Closed))
+    assert row.state == "replaced"
+    assert "its class cannot be changed: closed" in row.reason
+
+
 def test_arguments_with_defaults_run_the_models_own_forward():
     model, other, x = fused(block()), block(), image()
     with torch.no_grad():
@@ -241,9 +261,24 @@ class Keeping(Up):
         return self.last
 
 
+class Collecting(Up):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return super().forward(x)
+
+
 class Making(Up):
     def forward(self, x):
         return super().forward(x) + torch.arange(12.0)
+
+
+class Gathering(Up):
+    def forward(self, *inputs):
+        return super().forward(*inputs)
 
 
 class Naming(Up):
@@ -275,7 +310,9 @@ UNTRACEABLE = {
     Noisy: "",  # told as random or as a tensor of its own
     Counting: "sets attributes of its own",
     Keeping: "sets attributes of its own",
+    Collecting: "sets attributes of its own",
     Making: "makes tensors",
+    Gathering: "has no arguments of its own",
     Naming: "must be given by name",
     Choosing: "changes torch's or upfold's modes",
     Wrapping: "returns Result",

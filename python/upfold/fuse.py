@@ -75,10 +75,14 @@ class _Walk:
         except Untraceable as reason:
             self._visit_parts(module, path, reason)
             return
+        if any(chain.taken for chain in chains):
+            try:
+                install(module, plan)
+            except TypeError as error:  # what `__init_subclass__`, a metaclass or `__slots__` may raise
+                self._visit_parts(module, path, Untraceable(f"its class cannot be changed: {error}"))
+                return
         for chain in chains:
             self._chains.setdefault(chain.modules[0], chain)
-        if any(chain.taken for chain in chains):
-            install(module, plan)
         for name, leaf in leaves:
             self.visit(leaf, _joined(path, name), f"{type(leaf).__name__} has hooks or is called by itself")
         for part in module.modules():

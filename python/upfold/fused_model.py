@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from .recording import has_hooks
 from .watch import is_compiling, transform_is_active
@@ -52,7 +53,9 @@ class Plan:
 
     def applies(self) -> bool:
         """Whether the modules stand as the graph assumes."""
-        return self.run is not None and not any(module.training or has_hooks(module) for module in self.bypassed)
+        if self.run is None or (not is_compiling() and (_global_forward_hooks or _global_forward_pre_hooks)):
+            return False
+        return not any(module.training or has_hooks(module) for module in self.bypassed)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...] | None:
         """The graph's inputs of a call, or None where it gives others."""

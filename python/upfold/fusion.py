@@ -7,12 +7,9 @@ Where the end of such a chain only feeds a concatenation of channels, the layer 
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -52,8 +49,6 @@ class Chain:
     read: list[nn.Module] = field(default_factory=list)
     layer: Any = None
     absorbed: list[fx.Node] = field(default_factory=list)
-    activation: Any = None
-    steps: list[tuple[str, Any]] = field(default_factory=list)
     batched_only: bool = False
 
 
@@ -102,13 +97,13 @@ def _follow(chain: Chain, modules: dict[str, nn.Module]) -> None:
     if has_hooks(layer):
         chain.reason = "hooks are registered on the layer; they would see another result"
         return
-    chain.activation = layer.activation
+    chain.layer = twins.twin_of(layer)
     ndim = len(layer.kernel_size)
     while True:
         try:
             crop = crop_of(chain.end, ndim)
             if crop is not None:
-                chain.steps.append(("crop", crop.pairs))
+                twins.add_crop(chain.layer, crop.pairs)
                 chain.batched_only = chain.batched_only or crop.batched_only
                 chain.absorbed += [*crop.helpers, crop.node]
                 chain.taken.append(f"crop {crop.pairs}")
@@ -139,7 +134,8 @@ def _take(chain: Chain, user: fx.Node, modules: dict[str, nn.Module]) -> None:
         pass
     elif isinstance(module, _NormBase):
         _check_norm(chain, module, what)
-        chain.steps.append(("norm", module))
+        if not twins.fold_batch_norm(chain.layer, module):
+            raise Refused(f"{what} would move the weights out of the range of {chain.layer.weight.dtype}")
         chain.read += [module, *([] if chain.modules[0] in chain.read else [chain.modules[0]])]
         chain.batched_only = chain.batched_only or isinstance(module, nn.BatchNorm1d)
         chain.taken.append(what)
@@ -147,12 +143,11 @@ def _take(chain: Chain, user: fx.Node, modules: dict[str, nn.Module]) -> None:
         activation = activation_of(user, module)
         if activation is None:
             raise Refused(f"{what} follows")
-        if chain.activation is not None:
+        if chain.layer.activation is not None:
             raise Refused(f"{what} follows another activation")
         if chain.modules[0].weight.dtype.is_complex:
             raise Refused(f"{what} of complex numbers is nothing that upfold computes")
-        chain.activation = activation
-        chain.steps.append(("activation", activation))
+        chain.layer.activation = activation
         chain.read += [module] if isinstance(module, nn.PReLU) else []
         chain.taken.append(what)
     chain.modules += [] if module is None else [module]
@@ -177,7 +172,7 @@ def _check_norm(chain: Chain, norm: Any, what: str) -> None:
         raise Refused(f"{what} follows; {norm_text(norm)}")
     if norm.running_mean is None or norm.running_var is None:
         raise Refused(f"{what} keeps no running statistics, so its factors depend on the input")
-    if chain.activation is not None:
+    if chain.layer.activation is not None:
         raise Refused(f"{what} follows an activation")
     if is_parametrized(layer) or is_parametrized(norm):
         raise Refused(f"{what} cannot be folded: a parametrization computes the weights at each call")
@@ -186,23 +181,11 @@ def _check_norm(chain: Chain, norm: Any, what: str) -> None:
 
 
 def _rewrite(root: fx.GraphModule, chain: Chain) -> None:
-    """Make the layer that does what the chain does, and let its call stand for the chain's end."""
-    twin: Any = chain.modules[0]
-    if isinstance(twin, _OURS):
-        twin = twins.twin_of(twin)
-    chain.layer = twin
-    if not chain.taken:
-        return
-    for kind, what in chain.steps:
-        if kind == "norm":
-            twins.fold_batch_norm(twin, what)
-        elif kind == "activation":
-            twin.activation = what
-        else:
-            twins.add_crop(twin, what)
-    chain.end.replace_all_uses_with(chain.node)
-    for node in reversed(chain.absorbed):
-        root.graph.erase_node(node)
+    """Let the layer's call stand for the chain's end."""
+    if chain.taken:
+        chain.end.replace_all_uses_with(chain.node)
+        for node in reversed(chain.absorbed):
+            root.graph.erase_node(node)
     chain.end = chain.node
 
 
@@ -266,8 +249,8 @@ def _what(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     return _function_text(node) if module is None else f"{type(module).__name__} {_target(node)}"
 
 
-_PURE_FUNCTIONS = {getattr, operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, F.relu, torch.relu}
-_PURE_METHODS = ("size", "dim", "contiguous", "view", "reshape", "permute", "transpose", "flatten", "unsqueeze", "float")
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE = frozenset(("setitem", "__setitem__", *(f"i{name}" for name in _OPERATORS)))
 
 
 def _first_impure(between: list[fx.Node], modules: dict[str, nn.Module]) -> fx.Node | None:
@@ -275,16 +258,22 @@ def _first_impure(between: list[fx.Node], modules: dict[str, nn.Module]) -> fx.N
     for node in between:
         module = modules.get(_target(node))
         if module is not None:
-            pure = type(module).__module__.startswith("torch.nn.modules") and not has_hooks(module)
-            pure = pure and not getattr(module, "inplace", False)
-            pure = pure or isinstance(module, _OURS)
-        elif node.op == "call_method":
-            pure = node.target in _PURE_METHODS
-        elif node.op == "call_function":
-            pure = (node.target in _PURE_FUNCTIONS or node.target in CONCATENATIONS) and not node.kwargs.get("inplace")
-            pure = pure and not (node.target is F.relu and len(node.args) > 1)
+            known = type(module).__module__.startswith("torch.nn.modules") or isinstance(module, _OURS)
+            pure = known and not has_hooks(module) and not getattr(module, "inplace", False)
         else:
-            pure = node.op in ("get_attr", "placeholder")
+            pure = node.op in ("get_attr", "placeholder") or _is_pure_call(node)
         if not pure:
             return node
     return None
+
+
+def _is_pure_call(node: fx.Node) -> bool:
+    """Whether a function or method of torch's changes none of its arguments, by the way torch names and flags those that do."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    home = "torch" if node.op == "call_method" else str(getattr(node.target, "__module__", None) or "torch")
+    if home.partition(".")[0] not in ("torch", "_operator", "builtins") or name.endswith("_") or name in _IN_PLACE:
+        return False
+    flags = (*node.args, node.kwargs.get("inplace"))
+    return not any(flag is True for flag in flags) and node.kwargs.get("out") is None

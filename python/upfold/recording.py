@@ -70,6 +70,8 @@ def record(root: nn.Module, is_inlined: Callable[[nn.Module], bool]) -> fx.Graph
     if isinstance(root, (nn.ModuleList, nn.ModuleDict)):
         raise Untraceable("it only holds other modules")
     draws = random.getstate(), torch.get_rng_state()
+    if not required_inputs(type(root).forward):
+        raise Untraceable("its forward has no arguments of its own")
     before = _entries(root)
     try:
         with warnings.catch_warnings(), torch.no_grad(), _no_autocast_inside():
@@ -175,14 +177,15 @@ def _no_autocast_inside() -> Iterator[None]:
         cls.__enter__ = enter
 
 
-Entries = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
+# Modules, what they hold, and what the dictionaries and lists among that hold.
+Entries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
 
 
 def _entries(root: nn.Module) -> Entries:
     """What every module holds, one level deep."""
     own = [(module, dict(module.__dict__)) for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
     return [
-        (module, entries, {name: dict(value) for name, value in entries.items() if isinstance(value, dict)})
+        (module, entries, {name: value.copy() for name, value in entries.items() if isinstance(value, (dict, list))})
         for module, entries in own
     ]
 
@@ -200,9 +203,14 @@ def _restore_entries(before: Entries) -> bool:
             if not _same(held, contents):
                 changed = True
                 held.clear()
-                held.update(contents)
+                (held.update if isinstance(held, dict) else held.extend)(contents)
     return changed
 
 
-def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return len(a) == len(b) and all(key in b and value is b[key] for key, value in a.items())
+def _same(a: Any, b: Any) -> bool:
+    """Whether two dictionaries, or two lists, hold the same objects."""
+    if len(a) != len(b):
+        return False
+    if isinstance(a, list):
+        return all(one is other for one, other in zip(a, b))
+    return all(key in b and value is b[key] for key, value in a.items())

@@ -28,26 +28,33 @@ def twin_of(layer: nn.Module) -> Any:
     return twin
 
 
-def fold_batch_norm(twin: Any, norm: Any) -> None:
+def fold_batch_norm(twin: Any, norm: Any) -> bool:
     """Give the twin a weight and bias of its own, which scale and shift as the batch norm does in evaluation mode.
 
     ``(y - mean) / sqrt(var + eps) * gamma + beta`` is one factor and one summand for each output channel. They are computed in
     float64 and rounded once.
+
+    Returns:
+        Whether that was done: not where the rounded weights would leave the range in which their type keeps all its digits.
     """
     weight = twin.weight.detach()
-    wide = [None if t is None else t.detach().double() for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)]
+    wide: Any = (
+        None if t is None else t.detach().double() for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
     mean, variance, gamma, beta = wide
-    assert mean is not None
-    assert variance is not None
     factor = (variance + norm.eps).rsqrt()
     factor = factor if gamma is None else factor * gamma
     bias = -mean if twin.bias is None else twin.bias.detach().double() - mean
     bias = bias * factor if beta is None else bias * factor + beta
     per_group = factor.view(twin.groups, 1, -1, *[1] * (weight.dim() - 2))
-    grouped = weight.double().unflatten(0, (twin.groups, -1)) * per_group
-    folded = grouped.flatten(0, 1).to(weight.dtype)
-    entries = {"weight": torch.empty_like(weight).copy_(folded), "bias": bias.to(weight.dtype)}  # channels_last stays so
+    exact = (weight.double().unflatten(0, (twin.groups, -1)) * per_group).flatten(0, 1)
+    folded = torch.empty_like(weight).copy_(exact)  # channels_last stays so
+    roundoff = torch.finfo(weight.dtype).eps / 2
+    if not (folded.double() - exact).norm() <= roundoff * exact.norm() or not bias.to(weight.dtype).isfinite().all():
+        return False
+    entries = {"weight": folded, "bias": bias.to(weight.dtype)}
     twin._parameters = {name: nn.Parameter(value, requires_grad=False) for name, value in entries.items()}
+    return True
 
 
 def add_crop(twin: Any, pairs: Sequence[tuple[int, int]]) -> None:
