@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from .recording import has_hooks
+from .recording import HOOKS
 from .watch import is_compiling, transform_is_active
 
 _PLAN = "_upfold_plan"
@@ -43,11 +43,19 @@ class Plan:
     bypassed: tuple[nn.Module, ...]
     sources: tuple[tuple[dict[str, Any], str, Tensor | None, int | None], ...]
     layers: dict[str, nn.Module] = field(default_factory=dict)
+    # The bypassed modules' own entries and the tables of their hooks, flat, since every call looks at all of them.
+    _entries: tuple[dict[str, Any], ...] = field(init=False, repr=False)
+    _listeners: tuple[dict[int, Any], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        entries = tuple(module.__dict__ for module in self.bypassed)
+        object.__setattr__(self, "_entries", entries)
+        object.__setattr__(self, "_listeners", tuple(own[name] for own in entries for name in HOOKS if name in own))
 
     def is_fresh(self) -> bool:
         """Whether the tensors are still those that the plan was made from."""
         for entries, name, tensor, version in self.sources:
-            if entries.get(name) is not tensor or (version is not None and version_of(tensor) != version):
+            if entries.get(name) is not tensor or (version is not None and tensor._version != version):  # type: ignore[union-attr]
                 return False
         return True
 
@@ -55,7 +63,7 @@ class Plan:
         """Whether the modules stand as the graph assumes."""
         if self.run is None or (not is_compiling() and (_global_forward_hooks or _global_forward_pre_hooks)):
             return False
-        return not any(module.training or has_hooks(module) for module in self.bypassed)
+        return not any(self._listeners) and not any(own["training"] for own in self._entries)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...] | None:
         """The graph's inputs of a call, or None where it gives others."""

@@ -21,7 +21,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from .dispatch import current
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Where a module keeps who is told of its calls.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
@@ -31,7 +32,7 @@ class Untraceable(Exception):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody is told of the module's calls."""
-    return any(module.__dict__.get(name) for name in _HOOKS)
+    return any(module.__dict__.get(name) for name in HOOKS)
 
 
 def holds_layers(module: nn.Module) -> bool:
