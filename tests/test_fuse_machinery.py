@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import random
 
 import pytest
 import torch
@@ -13,56 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import upfold
+from fusing import Up, assert_like, block, fused, image, runs_fused
 from generators import Pix2Pix, dcgan, trained
-from models import assert_same, assert_within_rule, error_norm, in_double, snapshot
+from models import assert_same, error_norm, snapshot
 from upfold.fused_model import is_fused, plan_of
-
-
-class Up(nn.Module):
-    """A traceable block: layer, norm, activation, crop."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.norm = nn.ConvTranspose2d(4, 6, 4, 2, 1), nn.BatchNorm2d(6)
-
-    def forward(self, x, scale=None, *, shift=0.0):
-        y = self.norm(self.layer(x)).relu()
-        return (y if scale is None else y * scale) + shift
-
-
-def block(cls=Up):
-    torch.manual_seed(1)
-    return trained(cls())
-
-
-def image(seed=2):
-    return torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(seed))
-
-
-def fused(model):
-    upfold.fuse(model)
-    assert any(is_fused(module) for module in model.modules())
-    return model
-
-
-def assert_like(got, model, *inputs):
-    """What a model gives within the rule."""
-    with torch.no_grad():
-        assert_within_rule(got, model(*inputs), in_double(model, *inputs))
-
-
-def runs_fused(model, *inputs):
-    """Whether a call of the model runs the graph: then nothing calls the norm."""
-    called = []
-    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    own = type(norm).forward
-    try:
-        type(norm).forward = lambda self, x: called.append(1) or own(self, x)
-        model(*inputs)
-    finally:
-        type(norm).forward = own
-    return not called
-
 
 # --- when the graph stands for the forward ---------------------------------------------------------------------------
 
@@ -211,175 +164,6 @@ def test_inputs_without_a_batch():
     gives(lambda y: y.relu()[..., 1:], image()[0])
     with pytest.raises(upfold.InvalidArgument, match="was fused for inputs with a batch"):
         gives(lambda y: y.relu()[:, :, 1:], image()[0])
-
-
-# --- forwards that a graph would not do justice ----------------------------------------------------------------------
-
-
-class Branching(Up):
-    def forward(self, x):
-        return super().forward(x) if x.mean() > 0 else x
-
-
-class Asking(Up):
-    def forward(self, x):
-        return super().forward(x) * (2 if isinstance(x, torch.Tensor) else 1)
-
-
-class AskingTorch(Up):
-    def forward(self, x):
-        return super().forward(x) * (2 if torch.is_tensor(x) else 1)
-
-
-class Lowering(Up):
-    def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16, enabled=False):
-            return super().forward(x)
-
-
-class Drawing(Up):
-    def forward(self, x):
-        return super().forward(x) * random.random()
-
-
-class Noisy(Up):
-    def forward(self, x):
-        return super().forward(x) + torch.randn(1)
-
-
-class Counting(Up):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return super().forward(x)
-
-
-class Keeping(Up):
-    def forward(self, x):
-        self.last = super().forward(x)
-        return self.last
-
-
-class Collecting(Up):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append(x)
-        return super().forward(x)
-
-
-class Making(Up):
-    def forward(self, x):
-        return super().forward(x) + torch.arange(12.0)
-
-
-class Gathering(Up):
-    def forward(self, *inputs):
-        return super().forward(*inputs)
-
-
-class Naming(Up):
-    def forward(self, *, x):
-        return super().forward(x)
-
-
-class Choosing(Up):
-    def forward(self, x):
-        with upfold.use(algorithm="direct"):
-            return super().forward(x)
-
-
-class Result(dict):
-    pass
-
-
-class Wrapping(Up):
-    def forward(self, x):
-        return Result(y=super().forward(x))
-
-
-UNTRACEABLE = {
-    Branching: "cannot be used as inputs to control flow",
-    Asking: "asks for the type of a value",
-    AskingTorch: "asks for the type of a value",
-    Lowering: "opens an autocast block",
-    Drawing: "draws random numbers",
-    Noisy: "",  # told as random or as a tensor of its own
-    Counting: "sets attributes of its own",
-    Keeping: "sets attributes of its own",
-    Collecting: "sets attributes of its own",
-    Making: "makes tensors",
-    Gathering: "has no arguments of its own",
-    Naming: "must be given by name",
-    Choosing: "changes torch's or upfold's modes",
-    Wrapping: "returns Result",
-}
-
-
-@pytest.mark.parametrize("cls", UNTRACEABLE, ids=lambda cls: cls.__name__)
-def test_forwards_that_cannot_be_traced(cls):
-    model = block(cls)
-    before = snapshot(model)
-    (row,) = upfold.fuse(model)
-    assert (row.name, row.state, row.fused) == ("layer", "replaced", ())
-    assert row.reason.startswith(f"{cls.__name__}: ")
-    assert UNTRACEABLE[cls] in row.reason
-    assert not is_fused(model)
-    upfold.restore(model)
-    assert_same(before, snapshot(model))
-
-
-def test_what_an_instance_does_itself_is_refused():
-    model = block()
-    model.forward = lambda x: x
-    (row,) = upfold.fuse(model)
-    assert "the instance has its own forward" in row.reason
-
-
-def test_parts_that_can_be_traced_are_fused():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Sequential(nn.ConvTranspose2d(4, 6, 2, 2), nn.BatchNorm2d(6), nn.ReLU())
-            self.blocks = nn.ModuleList([nn.Sequential(nn.ConvTranspose2d(6, 6, 2, 2), nn.Tanh()) for _ in range(2)])
-            self.last = nn.ConvTranspose2d(6, 3, 1)
-
-        def forward(self, x):
-            x = self.first(x)
-            for one in self.blocks:
-                x = one(x) if x.sum() != 0 else x
-            return self.last(x).relu()
-
-    torch.manual_seed(3)
-    model = trained(Model())
-    other = copy.deepcopy(model)
-    report = upfold.fuse(model)
-    rows = {row.name: row for row in report}
-    assert {name: row.fused for name, row in rows.items()} == {
-        "first.0": ("BatchNorm2d 1", "ReLU 2"),
-        "blocks.0.0": ("Tanh 1",),
-        "blocks.1.0": ("Tanh 1",),
-        "last": (),
-    }
-    assert "Model: torch.fx cannot trace it" in rows["last"].reason
-    with torch.no_grad():
-        assert_like(model(image()), other, image())
-
-
-def test_a_container_with_hooks_is_fused_by_itself():
-    model = nn.Sequential(block(), nn.ReLU()).eval()
-    seen = []
-    model[0].register_forward_hook(lambda module, args, output: seen.append(module))
-    report = upfold.fuse(model)
-    assert is_fused(model[0])
-    assert not is_fused(model)
-    assert "1 of 1 layer fused" in str(report)
-    with torch.no_grad():
-        model(image())
-    assert seen == [model[0]]
 
 
 # --- copies, files, compilers ----------------------------------------------------------------------------------------
