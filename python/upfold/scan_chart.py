@@ -29,14 +29,15 @@ def write_scan_chart(report: Report, path: str | Path, title: str = "") -> Path:
 
 def _draw(pyplot: Any, report: Report, title: str) -> Any:
     layers = [row for row in report.rows if row.seconds is not None]
-    heights = [0.9, max(1.2, 0.62 * len(layers)), 1.5]
-    figure, (share, bars, whole) = pyplot.subplots(
-        3, 1, figsize=(10, sum(heights) + 2.2), gridspec_kw={"height_ratios": heights, "hspace": 1.1 / (sum(heights) / 3)}
-    )
+    heights = [0.9, max(0.4, 0.62 * len(layers)), 1.5]  # inches, as what lies between and above is
+    between, above = 1.15, 1.2
+    height = sum(heights) + 2 * between + above + 0.6
+    figure, (share, bars, whole) = pyplot.subplots(3, 1, figsize=(10, height), gridspec_kw={"height_ratios": heights})
+    figure.subplots_adjust(top=1 - above / height, bottom=0.6 / height, hspace=between / (sum(heights) / 3))
     _draw_share(share, report, layers)
     _draw_layers(bars, layers)
     _draw_whole(whole, report)
-    figure.suptitle(f"{title}\n{report.summary()}".strip(), x=0.02, y=1.02, ha="left", fontsize=11.5)
+    figure.suptitle(f"{title}\n{report.summary()}".strip(), x=0.02, y=1 - 0.1 / height, ha="left", va="top", fontsize=11.5)
     return figure
 
 
@@ -47,7 +48,8 @@ def _draw_share(axes: Any, report: Report, layers: list[LayerRow]) -> None:
         part = row.share or 0.0
         shade = 1 - 0.45 * position / max(1, len(layers) - 1)
         axes.barh(0, part, left=left, color=_OURS, alpha=shade, edgecolor="white", linewidth=1)
-        name = row.name.rpartition(".")[2]
+        last = row.name.rpartition(".")[2]
+        name = row.name if last.isdigit() else last
         if part > 0.04:
             text = f"{name}\n{part:.0%}" if part > 0.011 * len(name) else f"{part:.0%}"  # as wide as the part, about
             axes.text(left + part / 2, 0, text, ha="center", va="center", fontsize=8, color="white")
@@ -64,6 +66,10 @@ def _draw_share(axes: Any, report: Report, layers: list[LayerRow]) -> None:
 
 def _draw_layers(axes: Any, layers: list[LayerRow]) -> None:
     """A pair of bars for each layer: torch's operator and upfold's, with the ratio and the algorithm."""
+    axes.set_title("Each layer" if layers else "Each layer: none ran", loc="left", fontsize=10)
+    if not layers:
+        axes.set_axis_off()
+        return
     known = [row for row in layers if row.torch_seconds and row.upfold_seconds]
     longest = max((max(row.torch_seconds or 0.0, row.upfold_seconds or 0.0) for row in known), default=1.0)
     for position, row in enumerate(layers):
@@ -85,7 +91,6 @@ def _draw_layers(axes: Any, layers: list[LayerRow]) -> None:
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlim(0, longest * 1e3 * 1.35)
     axes.set_xlabel("time of the layer's calls in one run, ms: torch above, upfold below", fontsize=9)
-    axes.set_title("Each layer", loc="left", fontsize=10)
     bare(axes)
 
 
