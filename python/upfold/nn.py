@@ -133,7 +133,7 @@ class _TransposedConvolution(_ConvTransposeNd):
         if crop is not None:
             self.crop = crop
 
-    def _run(self, input: Tensor, output_size: Sequence[int] | None, out: Tensor | None = None) -> Tensor:
+    def _run(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         if type(input) is not Tensor or _tracing_state() is not None:
             recorded = _record_in_fx(self, input, {} if output_size is None else {"output_size": output_size})
             if recorded is not None:
@@ -154,7 +154,6 @@ class _TransposedConvolution(_ConvTransposeNd):
             algorithm=self.algorithm,
             activation=self.activation,
             crop=self.crop,
-            out=out,
         )
         return result
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import layout
+from . import execute, layout
 from .crop import cropped_padding, parse_crop
 from .geometry import InvalidArgument, cached_geometry, conv_transpose_shape
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -63,13 +64,11 @@ def add_crop(twin: Any, pairs: Sequence[tuple[int, int]]) -> None:
     twin.crop = tuple((before + b, after + a) for (before, after), (b, a) in zip(held, pairs))
 
 
-def result_shape(twin: Any, x: Tensor, output_size: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape that the twin gives for a batched input."""
-    ndim = len(twin.kernel_size)
+def _arguments(twin: Any, x: Tensor, output_size: Sequence[int] | None) -> execute.Arguments:
+    """The twin's settings as `execute` takes them."""
     extra = twin.output_padding if output_size is None else twin._extra_for(x, output_size)
-    padding = twin.padding if twin.crop is None else cropped_padding(ndim, twin.padding, twin.crop)
-    geometry = cached_geometry(ndim, twin.stride, padding, extra, twin.groups, twin.dilation)
-    return conv_transpose_shape(x.shape, twin.weight.shape, None, geometry)
+    padding = twin.padding if twin.crop is None else cropped_padding(len(twin.kernel_size), twin.padding, twin.crop)
+    return twin.stride, padding, extra, twin.groups, twin.dilation
 
 
 class Batched(nn.Module):
@@ -88,8 +87,22 @@ class Batched(nn.Module):
         return self.twin(input, output_size)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How the parts lie in a concatenation of sources of certain shapes; arguments are None where a part is at hand."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, ...], int, execute.Arguments | None], ...]  # shape, first element, arguments
+
+
+_MOST_LAYOUTS = 64
+
+
 class Concatenation(nn.Module):
     """``torch.cat(values, 1)`` where some values come from layers, which write into the result.
+
+    Compilers, modes and subclasses get the parts and ``torch.cat``.
 
     Args:
         layers: one for each value: the layer that makes it, or None where it is at hand.
@@ -99,6 +112,8 @@ class Concatenation(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Identity() if layer is None else layer for layer in layers)
         self._makers = tuple(layers)
+        self._twins = tuple(layer.twin if isinstance(layer, Batched) else layer for layer in layers)
+        self._layouts: dict[Any, _Layout | None] = {}
 
     def forward(self, *values: Any) -> Tensor:
         """Concatenate along the channels.
@@ -106,49 +121,59 @@ class Concatenation(nn.Module):
         Args:
             values: for a layer its (input, output_size), else the tensor itself.
         """
-        pairs = list(zip(self._makers, values))
-        sources = [value if maker is None else value[0] for maker, value in pairs]
-        if not _can_share(sources, self._makers):
-            return torch.cat([value if maker is None else maker(*value) for maker, value in pairs], 1)
-        plain = [maker.twin if isinstance(maker, Batched) else maker for maker in self._makers]
-        shapes = [tuple(value.shape) if maker is None else result_shape(maker, *value) for maker, value in zip(plain, values)]
-        if any((shape[0], *shape[2:]) != (shapes[0][0], *shapes[0][2:]) for shape in shapes):
-            return torch.cat([value if maker is None else maker(*value) for maker, value in pairs], 1)  # torch's error
-        widths = [shape[1] for shape in shapes]
-        whole = (shapes[0][0], sum(widths), *shapes[0][2:])
-        buffer = layout.empty_result(whole, sources[0], self._is_channels_last(plain, sources))
-        begin = 0
-        for maker, value, width in zip(plain, values, widths):
-            part = buffer.narrow(1, begin, width)
-            begin += width
-            if maker is None:
-                part.copy_(value)
+        sources: list[Tensor] = []
+        operands: list[Tensor | None] = []
+        key: list[Any] = []
+        for twin, value in zip(self._twins, values):
+            source = value
+            if twin is not None:
+                source, size = value
+                operands += (twin.weight, twin.bias)
+                key.append(size if size is None else tuple(size))
+            key += (source.shape, source.stride(), source.dtype, source.device)
+            sources.append(source)
+        found = self._found(tuple(key), sources, values) if nobody_intercepts(*sources, *operands) else None
+        if found is None:
+            return torch.cat([value if maker is None else maker(*value) for maker, value in zip(self._makers, values)], 1)
+        buffer = sources[0].new_empty_strided(found.shape, found.strides)
+        left = iter(operands)
+        for twin, source, (shape, first, arguments) in zip(self._twins, sources, found.parts):
+            part = buffer.as_strided(shape, found.strides, first)
+            if arguments is None:
+                part.copy_(source)
             else:
-                maker._run(*value, out=part)
+                weight, bias = next(left), next(left)
+                settings = arguments, twin.algorithm, twin.activation
+                execute.conv_transpose(source, weight, bias, *settings, part, True)  # type: ignore[arg-type]
         return buffer
 
-    @staticmethod
-    def _is_channels_last(makers: Sequence[Any], sources: Sequence[Tensor]) -> bool:
-        """Whether torch would give such a concatenation channels_last: where every part has it."""
-        if sources[0].dim() == 3:
-            return False
-        for maker, source in zip(makers, sources):
-            if maker is None:
-                found = layout.suggests_channels_last(tuple(source.shape), source.stride())
-            else:
-                geometry = cached_geometry(
-                    source.dim() - 2, maker.stride, maker.padding, maker.output_padding, maker.groups, maker.dilation
-                )
-                found = layout.result_is_channels_last(source, maker.weight, geometry)
-            if not found:
-                return False
-        return True
+    def _found(self, key: Any, sources: Sequence[Tensor], values: Sequence[Any]) -> _Layout | None:
+        if key not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = self._layout(sources, values)
+        return self._layouts[key]
 
-
-def _can_share(sources: Sequence[Tensor], makers: Sequence[Any]) -> bool:
-    """Whether one buffer can be allocated and written piece by piece: plain tensors alike, nobody watching."""
-    first = sources[0]
-    if not nobody_intercepts(*sources) or first.device.type not in ("cpu", "cuda") or first.dtype.is_complex:
-        return False
-    ndim = next(len(getattr(maker, "twin", maker).kernel_size) for maker in makers if maker is not None)
-    return all(one.dim() == ndim + 2 and one.dtype == first.dtype and one.device == first.device for one in sources)
+    def _layout(self, sources: Sequence[Tensor], values: Sequence[Any]) -> _Layout | None:
+        """How one buffer can hold the parts, or None where they differ in type or place, or do not fit: torch then says so."""
+        first = sources[0]
+        dims = next(twin.weight.dim() for twin in self._twins if twin is not None)
+        alike = all((one.dim(), one.dtype, one.device) == (dims, first.dtype, first.device) for one in sources)
+        if not alike or first.device.type not in ("cpu", "cuda") or first.dtype.is_complex:
+            return None
+        arguments = [None if twin is None else _arguments(twin, *value) for twin, value in zip(self._twins, values)]
+        shapes, channels_last = [], dims > 3  # as torch.cat: where every part is
+        for twin, source, given in zip(self._twins, sources, arguments):
+            if twin is None or given is None:
+                shapes.append(tuple(source.shape))
+                channels_last = channels_last and layout.suggests_channels_last(shapes[-1], source.stride())
+                continue
+            geometry = cached_geometry(dims - 2, *given)
+            shapes.append(conv_transpose_shape(source.shape, twin.weight.shape, None, geometry))
+            channels_last = channels_last and layout.result_is_channels_last(source, twin.weight, geometry)
+        if any((shape[0], *shape[2:]) != (shapes[0][0], *shapes[0][2:]) for shape in shapes):
+            return None
+        whole = (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
+        strides = layout.empty_result(whole, first, channels_last, device="meta").stride()
+        begins = [strides[1] * sum(shape[1] for shape in shapes[:index]) for index in range(len(shapes))]
+        return _Layout(whole, strides, tuple(zip(shapes, begins, arguments)))
