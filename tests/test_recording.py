@@ -145,10 +145,10 @@ def test_parts_that_can_be_traced_are_fused():
             super().__init__()
             self.first = nn.Sequential(nn.ConvTranspose2d(4, 6, 2, 2), nn.BatchNorm2d(6), nn.ReLU())
             self.blocks = nn.ModuleList([nn.Sequential(nn.ConvTranspose2d(6, 6, 2, 2), nn.Tanh()) for _ in range(2)])
-            self.last = nn.ConvTranspose2d(6, 3, 1)
+            self.last, self.lone = nn.ConvTranspose2d(6, 3, 1), nn.ModuleList([nn.ConvTranspose2d(4, 4, 1)])
 
         def forward(self, x):
-            x = self.first(x)
+            x = self.first(self.lone[0](x))
             for one in self.blocks:
                 x = one(x) if x.sum() != 0 else x
             return self.last(x).relu()
@@ -163,8 +163,10 @@ def test_parts_that_can_be_traced_are_fused():
         "blocks.0.0": ("Tanh 1",),
         "blocks.1.0": ("Tanh 1",),
         "last": (),
+        "lone.0": (),
     }
     assert "Model: torch.fx cannot trace it" in rows["last"].reason
+    assert rows["lone.0"].reason == rows["last"].reason
     with torch.no_grad():
         assert_like(model(image()), other, image())
 

@@ -73,13 +73,13 @@ class _Walk:
         try:
             plan, chains, leaves = _planned(module)
         except Untraceable as reason:
-            self._visit_parts(module, path, reason)
+            self._visit_parts(module, path, why if _only_holds(module) else f"{_named(module, path)}: {reason}")
             return
         if any(chain.taken for chain in chains):
             try:
                 install(module, plan)
             except TypeError as error:  # what `__init_subclass__`, a metaclass or `__slots__` may raise
-                self._visit_parts(module, path, Untraceable(f"its class cannot be changed: {error}"))
+                self._visit_parts(module, path, f"{_named(module, path)}: its class cannot be changed: {error}")
                 return
         for chain in chains:
             self._chains.setdefault(chain.modules[0], chain)
@@ -89,10 +89,9 @@ class _Walk:
             if isinstance(part, _ConvTransposeNd):
                 self._reasons.setdefault(part, f"{_named(module, path)} does not call it")
 
-    def _visit_parts(self, module: nn.Module, path: str, reason: Untraceable) -> None:
-        only_holds = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    def _visit_parts(self, module: nn.Module, path: str, why: str | None) -> None:
         for name, part in module.named_children():
-            self.visit(part, _joined(path, name), None if only_holds else f"{_named(module, path)}: {reason}")
+            self.visit(part, _joined(path, name), why)
 
     def rows(self) -> Iterator[FuseRow]:
         """A row for each transposed convolution of the model."""
@@ -157,6 +156,11 @@ def _is_inlined(module: nn.Module) -> bool:
     if holds_layers(module):
         return True
     return isinstance(module, nn.Sequential) and all(map(follows_alone, module)) and type(module).forward is nn.Sequential.forward
+
+
+def _only_holds(module: nn.Module) -> bool:
+    """Whether the module has no forward of its own."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict))
 
 
 def _joined(path: str, name: str) -> str:
