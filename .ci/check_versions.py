@@ -41,7 +41,7 @@ def check_pins(problems: list[str]) -> None:
             pins.setdefault(canonical(name), set()).add(version)
     pyproject = read("pyproject.toml")
     wanted = re.search(r"^dependencies = \[(.*)\]$", pyproject, re.MULTILINE).group(1)  # type: ignore[union-attr]
-    for extra in ("cli", "test", "dev"):
+    for extra in ("cli", "test", "models", "dev"):
         wanted += re.search(rf"^{extra} = \[(.*?)\]$", pyproject, re.MULTILINE | re.DOTALL).group(1)  # type: ignore[union-attr]
     wanted += re.search(r"^requires = \[(.*)\]$", pyproject, re.MULTILINE).group(1)  # type: ignore[union-attr]
     for requirement in re.findall(r'"([^"]+)"', wanted):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -75,3 +77,24 @@ def assert_same(before, after):
 
 def states(report) -> dict[str, str]:
     return {row.name: row.state for row in report}
+
+
+def in_double(model: nn.Module, *inputs):
+    """What the model computes in float64, from the weights and inputs that it has."""
+    wide = [value.double() if torch.is_tensor(value) and value.is_floating_point() else value for value in inputs]
+    with torch.no_grad():
+        return copy.deepcopy(model).double()(*wide)
+
+
+def error_norm(y: torch.Tensor, exact: torch.Tensor) -> float:
+    """Norm of the error over the norm of the result; one wrong pixel is far above the rounding of all the others."""
+    error, size = float((y.double() - exact).norm()), float(exact.norm())
+    return error / size if size else error
+
+
+def assert_within_rule(got: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor) -> None:
+    """The 2x rule for a whole model: at most twice torch's own error, of which a whole model has many, so that luck evens out."""
+    assert got.shape == torchs.shape
+    assert got.dtype == torchs.dtype
+    allowed = 2 * max(error_norm(torchs, exact), torch.finfo(torchs.dtype).eps / 2)
+    assert error_norm(got, exact) <= allowed, f"error {error_norm(got, exact):.3e}, allowed {allowed:.3e}"

@@ -102,8 +102,16 @@ def test_scan():
     assert up.algorithm in upfold.algorithms()
     assert 0 < up.share < 1
     assert sum(row.seconds for row in report) < report.seconds
+    assert up.why
+    assert up.ratio == up.torch_seconds / up.upfold_seconds > 0
+    whole = report.whole
+    assert whole.reason is None
+    assert min(whole.torch_seconds, whole.upfold_seconds) > 0
+    assert whole.fused_seconds > 0
+    assert whole.operations == 2  # a norm and an activation
     assert json.loads(report.to_json())["rows"][1]["name"] == "rest.2"
-    for text in ("rest.2", "ConvTranspose2d", "2x8x5x6", "share", "%"):
+    assert json.loads(report.to_json())["whole"]["torch_seconds"] == whole.torch_seconds
+    for text in ("rest.2", "ConvTranspose2d", "2x8x5x6", "share", "%", "x torch", "why", "whole model: torch", "were they free"):
         assert text in str(report)
     assert report.to_dict()["action"] == "scan"
 
@@ -147,3 +155,51 @@ def test_report_as_a_table():
     text = console.file.getvalue()
     assert "rest.2" in text
     assert "2x8x5x6" in text
+
+
+def test_scan_of_the_whole_model_runs_torch_upfold_and_fused(monkeypatch):
+    """What is timed against each other: torch's layers, upfold's, and the fused model, whatever the model was made of."""
+    model, x = decoder()
+    upfold.replace(model)
+    before, seen = snapshot(model), {}
+
+    def timed(models, call, seconds, least_runs):
+        with torch.no_grad():
+            results = {name: one(*call[0]) for name, one in models.items()}
+        for result in results.values():
+            torch.testing.assert_close(result, results["torch"], rtol=1e-4, atol=1e-5)
+        seen.update({name: (type(one).__name__, type(one.up)) for name, one in models.items()})
+        assert all(one.up.weight is model.up.weight for one in models.values())  # nothing is held twice
+        return {"torch": 4.0, "upfold": 2.0, "fused": 1.0}
+
+    monkeypatch.setattr("upfold.observe.time_models", timed)
+    report = upfold.scan(model, x)
+    assert_same(before, snapshot(model))
+    assert seen["torch"] == ("Decoder", nn.ConvTranspose2d)
+    assert seen["upfold"][0] == "Decoder"
+    assert issubclass(seen["upfold"][1], upfold.ConvTranspose2d)
+    assert seen["fused"][0] == "FusedDecoder"
+    assert "whole model: torch 4000.00 ms, upfold 2000.00 ms (2.00x), fused 1000.00 ms (4.00x)" in str(report)
+
+
+def test_scan_says_why_the_whole_model_was_not_timed():
+    class Uncopied(nn.Sequential):
+        def __deepcopy__(self, memo):
+            raise TypeError("it holds a lock. And more")
+
+    report = upfold.scan(Uncopied(nn.ConvTranspose2d(3, 4, 2)), torch.randn(1, 3, 4, 4))
+    assert report.whole.torch_seconds is None
+    assert "whole model: not measured, the model cannot be copied: it holds a lock" in str(report)
+    assert upfold.scan(nn.Linear(2, 2), torch.randn(1, 2)).whole.reason == "no layer of it can be upfold's"
+
+
+def test_chart_of_a_scan(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra of the command line")
+    from upfold.scan_chart import write_scan_chart
+
+    model, x = decoder()
+    path = write_scan_chart(upfold.scan(model, x), tmp_path / "scan.svg", "a model")
+    text = path.read_text()
+    for words in ("a model", "everything else", "rest.2", "torch's layers", "fused (2 operations)", "2x8x5x6"):
+        assert words in text
+    assert write_scan_chart(upfold.scan(nn.Sequential(nn.Unfold(2)), torch.randn(1, 2, 4, 4)), tmp_path / "few.png").is_file()

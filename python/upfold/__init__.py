@@ -4,10 +4,12 @@ from . import ops  # noqa: F401 (registers the operators with torch)
 from .dispatch import algorithms, explain, use
 from .flops import register as _register_flops
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
+from .fuse import fuse
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import patch
-from .replace import replace, restore, scan
+from .replace import replace, restore
+from .scan import scan
 from .tune import load_plans, save_plans, tune
 
 __version__ = "0.1.0"
@@ -28,6 +30,7 @@ __all__ = [
     "conv_transpose3d",
     "explain",
     "fold",
+    "fuse",
     "load_plans",
     "patch",
     "replace",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from . import activation as activations
 from . import columns as column_kernels
 from . import execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
@@ -24,7 +25,8 @@ from .dispatch import encode_algorithm
 from .execute import Arguments
 from .functions import eager, recorded, transformed
 from .geometry import block_geometry, make_geometry
-from .watch import needs_gradient, nobody_intercepts, transform_is_active
+from .problem import NO_ACTIVATION, Activation
+from .watch import is_plain_inference, needs_gradient, nobody_intercepts, transform_is_active
 
 Sizes = tuple[int, ...]
 
@@ -43,15 +45,26 @@ def schema_blocks(ndim: int, arguments: BlockArguments) -> tuple[Any, ...]:
 
 
 def conv_transpose(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments, algorithm: str | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    algorithm: str | None = None,
+    activation: Activation = NO_ACTIVATION,
 ) -> torch.Tensor:
     """Differentiable transposed convolution of batched tensors; the arguments are those of `execute.conv_transpose`."""
     if nobody_intercepts(x, w, bias):
         run = recorded_conv_transpose if needs_gradient(x, w, bias) else execute.conv_transpose
-        return run(x, w, bias, arguments, algorithm)
-    if transform_is_active():
-        return _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
-    return _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
+        y = run(x, w, bias, arguments, algorithm)
+    elif transform_is_active():
+        y = _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
+    else:
+        # A slope stays outside: a schema holds it in float32, too short for float64, and torch.compile cannot always encode it.
+        fused = activation.code and not activation.has_slope and is_plain_inference(x, w, bias)
+        code = activation.code if fused else 0
+        y = _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), code)
+        activation = NO_ACTIVATION if fused else activation
+    return activations.apply(y, activation)
 
 
 def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None = None) -> torch.Tensor:

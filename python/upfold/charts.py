@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ _STYLES = {
     "matmul + F.fold": ("#C8A24A", "^"),
 }
 _OTHER = ("#7A5195", "h")
-_INK = "#222222"
-_FAINT = "#DDDDDD"
-_LOSS = "#B00020"
+INK = "#222222"
+FAINT = "#DDDDDD"
+LOSS = "#B00020"
 
 
 def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str | None = None) -> Path:
@@ -40,8 +42,8 @@ def write_chart(comparisons: Sequence[Comparison], path: str | Path, title: str 
         The path written.
     """
     if len(comparisons) == 1:
-        return _saved(path, lambda pyplot: _bars(pyplot, comparisons[0], title))
-    return _saved(path, lambda pyplot: _dots(pyplot, comparisons, title))
+        return saved(path, lambda pyplot: _bars(pyplot, comparisons[0], title))
+    return saved(path, lambda pyplot: _dots(pyplot, comparisons, title))
 
 
 def write_overview(runs: Sequence[Run], path: str | Path, methods: Sequence[str] = (), title: str | None = None) -> Path:
@@ -63,29 +65,46 @@ def write_overview(runs: Sequence[Run], path: str | Path, methods: Sequence[str]
     if any(names != first for names in others):
         raise InvalidArgument("runs side by side must be over the same layers; name the suites or draw each by itself")
     shown = shown_methods(runs, methods)
-    return _saved(path, lambda pyplot: _panels(pyplot, runs, shown, title), dpi=100)
+    return saved(path, lambda pyplot: panels(pyplot, runs, shown, title), dpi=100)
 
 
-def _saved(path: str | Path, draw: Callable[[Any], Any], dpi: int = 144) -> Path:
+def saved(path: str | Path, draw: Callable[[Any], Any], dpi: int = 144) -> Path:
+    """Write the figure that `draw(pyplot)` makes, in the look of all charts, and return the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _figure(draw) as figure:
+        figure.savefig(path, dpi=dpi, bbox_inches="tight", pad_inches=0.2)
+    return path
+
+
+def as_svg(draw: Callable[[Any], Any]) -> str:
+    """The figure that `draw(pyplot)` makes as an SVG element, to stand in a page; its text stays text."""
+    buffer = io.StringIO()
+    with _figure(draw) as figure:
+        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.1, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+@contextlib.contextmanager
+def _figure(draw: Callable[[Any], Any]) -> Iterator[Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     look: Any = {
         "font.size": 10,
-        "axes.edgecolor": _INK,
-        "text.color": _INK,
+        "axes.edgecolor": INK,
+        "text.color": INK,
         "figure.facecolor": "white",
         "svg.hashsalt": "upfold",
+        "svg.fonttype": "none",
     }
     with pyplot.rc_context(look):
         figure = draw(pyplot)
-        figure.savefig(path, dpi=dpi, bbox_inches="tight", pad_inches=0.2)
+        yield figure
         pyplot.close(figure)
-    return path
 
 
 def device_text(comparison: Comparison) -> str:
@@ -112,7 +131,8 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-def _style(method: str) -> tuple[str, str]:
+def style(method: str) -> tuple[str, str]:
+    """Colour and marker of a method."""
     return _STYLES.get(method, _OTHER)
 
 
@@ -125,14 +145,14 @@ def _bars(pyplot: Any, comparison: Comparison, title: str | None) -> Any:
     figure, axes = pyplot.subplots(figsize=(8, 1.5 + 0.5 * len(rows)))
     longest = max((row.seconds or 0.0 for row in rows), default=1.0)
     floor = comparison.floor_seconds
-    axes.axvline(floor * 1e3, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=3)
+    axes.axvline(floor * 1e3, color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=3)
     for position, row in enumerate(rows):
         seconds = row.seconds or 0.0
-        axes.barh(position, seconds * 1e3, height=0.62, color=_style(row.method)[0], zorder=2)
+        axes.barh(position, seconds * 1e3, height=0.62, color=style(row.method)[0], zorder=2)
         ratio = comparison.figures(row)["x_torch"]
         label = format_seconds(seconds)
         if ratio is not None and row is not comparison.torch_row:
-            label += f"  ({_ratio(ratio)} torch)"
+            label += f"  ({format_ratio(ratio)} torch)"
         if row.ours and row.method == comparison.auto:
             label += "  \u2190 auto"
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # the floor's line may run through the label
@@ -144,7 +164,7 @@ def _bars(pyplot: Any, comparison: Comparison, title: str | None) -> Any:
     axes.set_xlabel("time of one call, ms (shorter is better)")
     heading = f"{comparison.layer_text}, {comparison.size_text}\n{device_text(comparison)}"
     axes.set_title(title or heading, loc="left", fontsize=11)
-    _bare(axes)
+    bare(axes)
     return figure
 
 
@@ -171,29 +191,29 @@ def _dots(pyplot: Any, comparisons: Sequence[Comparison], title: str | None) -> 
     below = (0.5, -0.55 / (0.52 * len(comparisons) + 0.6))
     place = {"loc": "upper center", "bbox_to_anchor": below, "frameon": False, "fontsize": 9}
     axes.legend([marks[method] for method in order], order, ncol=len(order), **place)
-    _bare(axes)
+    bare(axes)
     return figure
 
 
 def _draw_row(axes: Any, position: int, comparison: Comparison, marks: dict[str, Any]) -> None:
     """Draw one layer: a dot for each method, a line from torch to what `auto` takes, and the ratio of the two at the right."""
-    axes.axhline(position, color=_FAINT, linewidth=0.8, zorder=0)
+    axes.axhline(position, color=FAINT, linewidth=0.8, zorder=0)
     auto, torch_row = comparison.auto_row, comparison.torch_row
     ratio = comparison.ratio(auto, torch_row)
     if ratio is not None and auto is not None and torch_row is not None:
         ends = [(row.seconds or 0.0) * 1e3 for row in (auto, torch_row)]
-        axes.plot(ends, [position] * 2, color=_style(auto.method)[0], linewidth=2.5, alpha=0.35, zorder=1)
-        ink = _LOSS if ratio < 1 else _INK
-        text = f"{comparison.auto} {_ratio(ratio)} torch"
+        axes.plot(ends, [position] * 2, color=style(auto.method)[0], linewidth=2.5, alpha=0.35, zorder=1)
+        ink = LOSS if ratio < 1 else INK
+        text = f"{comparison.auto} {format_ratio(ratio)} torch"
         axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=ink)
     for row in _timed(comparison):
-        color, marker = _style(row.method)
+        color, marker = style(row.method)
         look = {"s": 62, "color": color, "marker": marker, "linewidths": 1.6, "zorder": 3}
         marks.setdefault(row.method, axes.scatter((row.seconds or 0.0) * 1e3, position, **look))
-    marks.setdefault("floor", axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=_INK, marker="|", zorder=2))
+    marks.setdefault("floor", axes.scatter(comparison.floor_seconds * 1e3, position, s=130, color=INK, marker="|", zorder=2))
 
 
-def _panels(pyplot: Any, runs: Sequence[Run], methods: Sequence[str], title: str | None) -> Any:
+def panels(pyplot: Any, runs: Sequence[Run], methods: Sequence[str], title: str | None) -> Any:
     """A panel for each run, side by side, on one logarithmic axis of times over the floor."""
     layers = runs[0].layers
     height = 0.25 * len(layers) + 0.8
@@ -225,35 +245,37 @@ def _draw_panel(axes: Any, run: Run, methods: Sequence[str], marks: dict[str, An
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.axvline(1.0, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
+    axes.axvline(1.0, color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=1)
     for position, layer in enumerate(run.layers):
-        axes.axhline(position, color=_FAINT, linewidth=0.7, zorder=0)
+        axes.axhline(position, color=FAINT, linewidth=0.7, zorder=0)
         if position and layer.suite != run.layers[position - 1].suite:
-            axes.axhline(position - 0.5, color=_INK, linewidth=0.8, zorder=0)
+            axes.axhline(position - 0.5, color=INK, linewidth=0.8, zorder=0)
         for name in methods:
             if name in layer.times:
-                color, marker = _style(name)
+                color, marker = style(name)
                 look = {"s": 30, "color": color, "marker": marker, "linewidths": 1.3, "zorder": 3}
                 marks.setdefault(name, axes.scatter(layer.times[name] / layer.floor, position, **look))
         if layer.auto in layer.times:
-            ring = {"s": 100, "facecolors": "none", "edgecolors": _INK, "linewidths": 0.9, "zorder": 4}
+            ring = {"s": 100, "facecolors": "none", "edgecolors": INK, "linewidths": 0.9, "zorder": 4}
             marks.setdefault("taken by auto", axes.scatter(layer.times[layer.auto] / layer.floor, position, **ring))
         if layer.ratio is not None:
-            ink = _LOSS if layer.ratio < 1 else _INK
+            ink = LOSS if layer.ratio < 1 else INK
             place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8, "color": ink}
-            axes.text(1.01, position, f"{_ratio(layer.ratio)}", **place)
+            axes.text(1.01, position, f"{format_ratio(layer.ratio)}", **place)
     axes.text(1.01, -1.0, "x torch", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_xlabel("times the floor")
-    _bare(axes)
+    bare(axes)
 
 
-def _ratio(value: float) -> str:
+def format_ratio(value: float) -> str:
+    """``1.52x``, and ``12.3x`` above ten."""
     return f"{value:.1f}x" if value >= 9.95 else f"{value:.2f}x"
 
 
-def _bare(axes: Any) -> None:
+def bare(axes: Any) -> None:
+    """Take the frame away and draw a faint grid."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=_FAINT, linewidth=0.6, zorder=-1)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6, zorder=-1)
     axes.set_axisbelow(True)

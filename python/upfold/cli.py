@@ -8,27 +8,27 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from . import __version__
+from . import __version__, model_commands
 from .geometry import InvalidArgument
 from .modes import FORWARD, MODES, Operands, describe
 from .options import (
     DTYPES,
     Failure,
     add_layer,
-    add_model,
     add_precision,
     add_run,
     chosen_case,
     chosen_device,
-    chosen_model,
     chosen_precision,
     layer_words,
+    load_charts,
+    load_page,
     positive,
+    write_json,
 )
 from .precision import float32_precision
 
@@ -128,6 +128,7 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
+    command.add_argument("--report", metavar="FOLDER", help="also write a page of tables and charts, FOLDER/index.html")
     add_run(command)
 
 
@@ -141,22 +142,8 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
     text = "methods (default: gemm, direct, depthwise, fused, torch and torch channels_last)"
     command.add_argument("--method", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--chart", metavar="FILE", help="draw them (.png, .svg or .pdf); without it a Markdown table is printed")
-
-
-def _scan_options(command: argparse.ArgumentParser) -> None:
-    add_model(command)
-    command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-
-
-def _tune_options(command: argparse.ArgumentParser) -> None:
-    add_model(command, nargs="?")
-    text = "time for all measuring; best guesses come first (default: %(default)s)"
-    command.add_argument("--seconds", type=positive, default=60.0, help=text)
-    command.add_argument("--gradients", action="store_true", help="also tune the gradients that a backward computes")
-    command.add_argument("--again", action="store_true", help="measure anew what has a plan already")
-    command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    command.add_argument("--import", metavar="FILE", help="first add the plans of a file to the cache", dest="plans")
-    command.add_argument("--export", metavar="FILE", help="then write all plans to a file, to be shipped with a model")
+    text = "write a page of tables and charts of all runs of the file, FOLDER/index.html"
+    command.add_argument("--report", metavar="FOLDER", help=text)
 
 
 def _info_options(command: argparse.ArgumentParser) -> None:
@@ -189,7 +176,7 @@ def _compare(arguments: argparse.Namespace) -> list[str]:
     from . import compare, tables
 
     if arguments.chart is not None:
-        charts = _load_charts(arguments.chart)
+        charts = load_charts(arguments.chart)
     device, case = chosen_device(arguments), chosen_case(arguments)
     precision = chosen_precision(arguments, device)
     switched = contextlib.nullcontext() if precision is None else float32_precision(precision == "tf32")
@@ -202,22 +189,11 @@ def _compare(arguments: argparse.Namespace) -> list[str]:
         from . import bench, info
 
         facts = {"schema": bench.SCHEMA, "machine": info.gather(), "comparison": result.to_dict()}
-        _write_json(arguments.json, facts)
+        write_json(arguments.json, facts)
     if arguments.chart is not None:
         charts.write_chart([result], arguments.chart)
         print(f"wrote {arguments.chart}")
     return result.failures
-
-
-def _load_charts(path: str) -> Any:
-    """The module that draws, and its library: asked for now, not after minutes of work."""
-    import matplotlib  # noqa: F401
-
-    from . import charts
-
-    if Path(path).suffix not in (".png", ".svg", ".pdf"):
-        raise Failure(f"--chart = {path}; must end in .png, .svg or .pdf")
-    return charts
 
 
 def _bench(arguments: argparse.Namespace) -> list[str]:
@@ -225,10 +201,13 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
 
     from . import bench, overview, tables
 
+    for flag, value in (("chart", arguments.chart), ("report", arguments.report)):
+        if value is not None and not {"all", *bench.CASE_SUITES} & set(arguments.suite):
+            raise Failure(f"--{flag} = {value}; --suite {' '.join(arguments.suite)} has no layers to draw")
     if arguments.chart is not None:
-        charts = _load_charts(arguments.chart)
-        if not {"all", *bench.CASE_SUITES} & set(arguments.suite):
-            raise Failure(f"--chart = {arguments.chart}; --suite {' '.join(arguments.suite)} has no layers to draw")
+        charts = load_charts(arguments.chart)
+    if arguments.report is not None:
+        page = load_page()
     device = chosen_device(arguments)
     names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
     limit = arguments.max_gflop
@@ -249,17 +228,24 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         print(f"wrote {results.write(arguments.json)}")
     if arguments.chart is not None:
         print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
+    if arguments.report is not None:
+        print(f"wrote {page.write_page(results.to_dict(), arguments.report)}")
     return results.failures
 
 
 def _chart(arguments: argparse.Namespace) -> None:
     from . import overview
 
+    if arguments.report is not None:
+        page = load_page()
+        print(f"wrote {page.write_page(page.read_facts(arguments.results), arguments.report)}")
+        if arguments.chart is None:
+            return
     runs = overview.read_runs(arguments.results, arguments.run, arguments.suite, arguments.layer)
     if arguments.chart is None:
         print(overview.markdown(runs, arguments.method))
         return
-    charts = _load_charts(arguments.chart)
+    charts = load_charts(arguments.chart)
     print(f"wrote {charts.write_overview(runs, arguments.chart, arguments.method)}")
 
 
@@ -275,34 +261,6 @@ def _explanation(arguments: argparse.Namespace) -> str:
     if arguments.layout == "channels_last" and case.ndim > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[case.ndim - 2])
     return str(dispatch.explain(describe(FORWARD, Operands(x, w, b), case.geometry), device=device))
-
-
-def _scan(arguments: argparse.Namespace) -> None:
-    from .replace import scan
-
-    with chosen_model(arguments) as (model, inputs), torch.no_grad():
-        report = scan(model, *inputs)
-    print(report)
-    if arguments.json is not None:
-        _write_json(arguments.json, report.to_dict())
-
-
-def _tune(arguments: argparse.Namespace) -> None:
-    from .tune import load_plans, save_plans, tune
-
-    if (arguments.model, arguments.plans, arguments.export) == (None, None, None):
-        raise Failure("nothing to do; name a model (package.module:build), --import FILE or --export FILE")
-    if arguments.plans is not None:
-        print(f"{arguments.plans}: {load_plans(arguments.plans, keep=True)} plans for the devices of this machine")
-    if arguments.model is not None:
-        options = {"seconds": arguments.seconds, "gradients": arguments.gradients, "again": arguments.again}
-        with chosen_model(arguments) as (model, inputs):
-            report = tune(model, *inputs, **options)
-        print(report)
-        if arguments.json is not None:
-            _write_json(arguments.json, report.to_dict())
-    if arguments.export is not None:
-        print(f"wrote {arguments.export}: {save_plans(arguments.export)} plans")
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -321,12 +279,6 @@ def _info(arguments: argparse.Namespace) -> None:
     print(info.info_text(facts))
     if arguments.report:
         print(f"\n{facts['plan']}\nrepro: {facts['repro']}")
-
-
-def _write_json(path: str, facts: dict[str, Any]) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
 
 
 _COMMANDS: dict[str, tuple[Any, ...]] = {
@@ -351,6 +303,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
+        "upfold bench --suite smoke --report out",
     ),
     "chart": (
         _chart,
@@ -358,6 +311,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "the suites of a results file as a chart of times over the floor, or as a Markdown table",
         "upfold chart bench.json --suite smoke --chart bench.png",
         "upfold chart bench.json --layer k4s2p1 3d-k2s2 --method gemm direct torch",
+        "upfold chart bench.json --report out",
     ),
     "explain": (
         _explain,
@@ -366,14 +320,15 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8",
     ),
     "scan": (
-        _scan,
-        _scan_options,
-        "the transposed-convolution layers of a model and their share of its time",
+        model_commands.scan,
+        model_commands.scan_options,
+        "the transposed-convolution layers of a model, their share of its time, and what replacing and fusing them gains",
         "upfold scan upfold.decoder:build --input 1x3x128x128",
+        "upfold scan upfold.decoder:build --input 1x3x64x64 --json scan.json --chart scan.png",
     ),
     "tune": (
-        _tune,
-        _tune_options,
+        model_commands.tune,
+        model_commands.tune_options,
         "time every algorithm on a model's layers and remember the fastest; ship the plans with a model",
         "upfold tune upfold.decoder:build --input 1x3x64x64 --seconds 5",
         "upfold tune --export plans.json",

@@ -194,13 +194,12 @@ def _intercepted(
     if crop is not None:
         arguments = _with_crop(ndim, arguments, crop)
     if x.device.type in _OUR_DEVICES:
-        y = autograd.conv_transpose(x, w, bias, arguments, algorithm)
+        y = autograd.conv_transpose(x, w, bias, arguments, algorithm, parsed)
     else:
         bias_shape = None if bias is None else bias.shape
         conv_transpose_shape(x.shape, w.shape, bias_shape, make_geometry(ndim, *arguments))
         _announce_fallback(x.device, algorithm or current().algorithm)
-        y = cropped(_TORCH[ndim](x, w, bias, *whole), crop, ndim)
-    y = activations.apply(y, parsed)
+        y = activations.apply(cropped(_TORCH[ndim](x, w, bias, *whole), crop, ndim), parsed)
     return y if out is None else _written(out, y, x, w, bias)
 
 

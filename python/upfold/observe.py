@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .fused_model import named_running
 from .geometry import InvalidArgument
 
 # What a model is called with: one tensor, positional arguments, or keyword arguments.
@@ -78,7 +80,7 @@ def input_of(call: Call) -> Any:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module, call: Call) -> Iterator[None]:
+def undisturbed(model: nn.Module, call: Call) -> Iterator[None]:
     """Run in evaluation mode without gradients; modes and random numbers are afterwards as they were."""
     training = [module for module in model.modules() if getattr(module, "training", False)]  # frozen ones have none
     devices = {t.device.index or 0 for t in _tensors(model, call) if t.device.type == "cuda"}
@@ -109,7 +111,7 @@ def visit(model: nn.Module, call: Call, layers: Iterable[nn.Module], see: Callab
         see(layer, (args, kwargs))
 
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_undisturbed(model, call))
+        cleanup.enter_context(undisturbed(model, call))
         for layer in layers:
             cleanup.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
         model(*call[0], **call[1])
@@ -144,7 +146,7 @@ def time_layers(
 
     totals = []
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_undisturbed(model, call))
+        cleanup.enter_context(undisturbed(model, call))
         for layer in layers:
             cleanup.callback(layer.register_forward_pre_hook(before).remove)
             cleanup.callback(layer.register_forward_hook(after, with_kwargs=True).remove)
@@ -163,6 +165,21 @@ def time_layers(
             for layer, begin, end in spans:
                 traffic[layer].seconds[-1] += clock.between(begin, end)
     return traffic, totals
+
+
+def time_models(models: Mapping[str, nn.Module], call: Call, seconds: float, least_runs: int) -> dict[str, float]:
+    """Seconds of one run of each model on the same inputs: medians of runs in turns, each waited for, after a warm-up.
+
+    Unlike `timing.medians`, which replays a GPU's work, this holds what the host takes between the layers.
+    """
+    clock = _Clock(device_of(next(iter(models.values())), call))
+    times: dict[str, list[float]] = {name: [] for name in models}
+    while any(len(taken) <= least_runs or sum(taken) < seconds for taken in times.values()):
+        for name, model in models.items():
+            start = clock.read()
+            model(*call[0], **call[1])
+            times[name].append(clock.between(start, clock.read()))
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
 # What sees an operator: the path of the module that called it, its name, its operands and arguments by torch's names, the result.
@@ -199,10 +216,10 @@ def visit_operators(model: nn.Module, call: Call, see: SeeOperator) -> None:
 
     set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)  # younger than torch 2.0
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_undisturbed(model, call))
+        cleanup.enter_context(undisturbed(model, call))
         if set_stance is not None:  # compiled parts run as they were written, or no operator of theirs would be seen
             cleanup.enter_context(set_stance("force_eager"))
-        for name, module in model.named_modules():
+        for name, module in named_running(model):
             if not isinstance(module, torch.jit.ScriptModule):
                 cleanup.callback(module.register_forward_pre_hook(enter(name)).remove)
                 cleanup.callback(module.register_forward_hook(leave).remove)

@@ -27,7 +27,7 @@ from .geometry import (
     unfold_shape,
 )
 from .problem import Activation
-from .watch import transform_is_active
+from .watch import is_plain_inference, transform_is_active
 
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, int algorithm"
 _BLOCKS = "SymInt[] kernel_size, SymInt[] dilation, SymInt[] padding, SymInt[] stride"
@@ -113,6 +113,9 @@ def _unfold_fake(image: torch.Tensor, *blocks: Any) -> torch.Tensor:
 
 def _conv_transpose_composite(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *geometry, algorithm, activation = rest
+    if is_plain_inference(x, w, bias):  # then the kernel applies the activation
+        result: torch.Tensor = torch.ops.upfold.conv_transpose_raw(x, w, bias, *rest)
+        return result
     function = autograd.ConvTransposeTransformed if transform_is_active() else autograd.ConvTranspose
     y: torch.Tensor = function.apply(x, w, bias, _arguments(geometry), decode_algorithm(algorithm))
     return activations.apply(y, Activation.decode(activation))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -227,3 +229,30 @@ def layer_words(case: Any, arguments: argparse.Namespace) -> list[str]:
     words.append(f"--groups {case.groups} --batch {case.batch} --dtype {arguments.dtype} --layout {arguments.layout}")
     words.append(f"--device {arguments.device}" + (" --bias" if case.bias else ""))
     return words
+
+
+def load_charts(path: str) -> Any:
+    """The module that draws, and its library: asked for now, not after minutes of work."""
+    import matplotlib  # noqa: F401
+
+    from . import charts
+
+    if Path(path).suffix not in (".png", ".svg", ".pdf"):
+        raise Failure(f"--chart = {path}; must end in .png, .svg or .pdf")
+    return charts
+
+
+def load_page() -> Any:
+    """The module that writes the comparison page, and the library that it draws with."""
+    import matplotlib  # noqa: F401
+
+    from . import page
+
+    return page
+
+
+def write_json(path: str, facts: dict[str, Any]) -> None:
+    """Write figures to a file, and say so."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")

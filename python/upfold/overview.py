@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from .geometry import InvalidArgument
-from .methods import TORCH, TORCH_CHANNELS_LAST
+from .methods import MATMUL_FOLD, TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE
 from .modes import FORWARD
 from .timing import geometric_mean
 
 # Those that a reader compares first, of which a chart shows what was timed.
 METHODS = ("gemm", "direct", "depthwise", "fused", TORCH, TORCH_CHANNELS_LAST)
+# Those that are not upfold's.
+PEERS = (TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE, MATMUL_FOLD)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class Layer:
     auto: str
     peer: str
     times: dict[str, float]
+    flops: float = 0.0
+    bytes: float = 0.0
+    repro: str = ""
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest of the methods that are not upfold's."""
+        return min((name for name in self.times if name in PEERS), key=self.times.__getitem__, default=None)
 
     @property
     def ratio(self) -> float | None:
@@ -43,6 +53,8 @@ class Run:
     device: str
     kind: str
     layers: tuple[Layer, ...]
+    bytes_per_second: float = 0.0
+    flops_per_second: float = 0.0
 
     @property
     def text(self) -> str:
@@ -87,7 +99,8 @@ def run_of(facts: dict[str, Any], suites: Sequence[str] = (), layers: Sequence[s
     if not taken:
         raise InvalidArgument("the run holds no layers; fold and host have none")
     kind = facts["dtype"] + (f" {facts['precision']}" if facts.get("precision") else "")
-    return Run(facts["device"], kind, taken)
+    ceilings = next(iter(found[chosen[0]]), {}).get("ceilings", {})
+    return Run(facts["device"], kind, taken, ceilings.get("bytes_per_second", 0.0), ceilings.get("flops_per_second", 0.0))
 
 
 def _layer(suite: str, facts: dict[str, Any]) -> Layer:
@@ -95,7 +108,8 @@ def _layer(suite: str, facts: dict[str, Any]) -> Layer:
     size = facts["size"].partition(" (cut from")
     peer = TORCH if facts["layout"] == "contiguous" else f"{TORCH} {facts['layout']}"
     shown = size[0] + ("*" if size[1] else "")
-    return Layer(facts["name"], shown, suite, facts["floor_seconds"], facts["auto"], peer, times)
+    work = facts.get("gflop", 0.0) * 1e9, facts.get("megabytes", 0.0) * 1e6, facts.get("repro", "")
+    return Layer(facts["name"], shown, suite, facts["floor_seconds"], facts["auto"], peer, times, *work)
 
 
 def shown_methods(runs: Sequence[Run], methods: Sequence[str] = ()) -> list[str]:

@@ -73,6 +73,11 @@ class Activation:
         return self.code | bits << 8
 
     @property
+    def has_slope(self) -> bool:
+        """Whether the code alone does not say what is computed; without a slope it is what `encode` gives."""
+        return self.code == ACTIVATION_CODES["leaky_relu"]
+
+    @property
     def name(self) -> str | None:
         """The name that `Activation.parse` takes, or None."""
         return next((name for name, code in ACTIVATION_CODES.items() if code == self.code), None)

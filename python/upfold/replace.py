@@ -6,7 +6,6 @@ keeps in the layer stays where it is, so optimisers, checkpoints and references 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as _with
@@ -21,6 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import dispatch, functional, observe, timing
 from .crop import cropped
+from .fused_model import uninstall
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
 from .patch import unpatched
@@ -69,7 +69,7 @@ _ORIGIN = "_upfold_replaces"
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A layer of interest: its path, its further paths, and why it cannot be replaced (None where it can)."""
 
     name: str
@@ -79,53 +79,8 @@ class _Found:
 
     @property
     def is_ours(self) -> bool:
+        """Whether upfold computes it already."""
         return isinstance(self.layer, _OURS)
-
-
-def scan(model: nn.Module, *inputs: Any) -> Report:
-    """List the transposed-convolution, fold and unfold layers of a model, without changing it.
-
-    Args:
-        model: any module; it may itself be such a layer.
-        inputs: the model's positional arguments. With them the model runs a few times, in evaluation mode and without
-            gradients, and the report tells each layer's shapes, time and share of the time, and the algorithm that
-            upfold takes.
-
-    Returns:
-        A `Report` with one row for each layer.
-    """
-    found = _find(model)
-    if not inputs:
-        return Report("scan", tuple(map(_row, found)))
-    call: observe.Call = (inputs, {})
-    watched = [entry.layer for entry in found if not isinstance(entry.layer, torch.jit.ScriptModule)]
-    algorithms: dict[nn.Module, str | None] = {}
-
-    def note_algorithm(layer: nn.Module, its_call: observe.Call) -> None:
-        if isinstance(layer, _ConvTransposeNd):
-            algorithms.setdefault(layer, _algorithm(layer, observe.input_of(its_call)))
-
-    traffic, totals = observe.time_layers(model, call, watched)
-    found = _find(model)  # a lazy layer has its sizes by now
-    takeable = [entry.layer for entry in found if entry.refusal is None or entry.is_ours]
-    observe.visit(model, call, takeable, note_algorithm)
-    total = statistics.median(totals)
-    rows = []
-    for entry in found:
-        row, seen = _row(entry), traffic.get(entry.layer)
-        if seen is not None:
-            seconds = statistics.median(seen.seconds)
-            row = _with(
-                row,
-                calls=seen.calls,
-                input_shapes=tuple(seen.input_shapes),
-                output_shapes=tuple(seen.output_shapes),
-                seconds=seconds,
-                share=seconds / total,
-                algorithm=algorithms.get(entry.layer),
-            )
-        rows.append(row)
-    return Report("scan", tuple(rows), total)
 
 
 def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorithm: str | None = None) -> Report:
@@ -147,14 +102,14 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
     """
     if algorithm is not None:
         dispatch.check_name(algorithm)
-    found = _find(model)
+    found = find(model)
     takeable = [entry for entry in found if entry.refusal is None and not entry.is_ours]
-    measured: dict[nn.Module, _Contest] = {}
+    measured: dict[nn.Module, Contest] = {}
     if only_faster is not None:
-        measured = _measure(model, observe.as_call(only_faster), [entry.layer for entry in takeable], algorithm)
+        measured = measure(model, observe.as_call(only_faster), [entry.layer for entry in takeable], algorithm)
     rows = {}
     for entry in takeable:
-        row, contest = _row(entry), measured.get(entry.layer)
+        row, contest = row_of(entry), measured.get(entry.layer)
         reason = None
         if contest is not None:
             theirs, ours = contest.torch_seconds, contest.upfold_seconds
@@ -168,33 +123,40 @@ def replace(model: nn.Module, only_faster: observe.Inputs | None = None, algorit
             if algorithm is not None and isinstance(entry.layer, _ConvTransposeNd):
                 entry.layer.algorithm = algorithm  # type: ignore[assignment]
         rows[entry.layer] = _with(row, state="replaced" if reason is None else "left alone", reason=reason)
-    return Report("replace", tuple(rows.get(entry.layer) or _row(entry) for entry in found))
+    return Report("replace", tuple(rows.get(entry.layer) or row_of(entry) for entry in found))
 
 
 def restore(model: nn.Module) -> Report:
-    """Undo `replace`: every layer that it changed is torch's again, with the weights that it has now.
+    """Undo `fuse` and `replace`: every layer that they changed is torch's again, with the weights that it has now.
 
     Layers that were constructed as upfold's stay upfold's.
 
     Args:
-        model: a model, or a part or copy of one, that `replace` changed.
+        model: a model, or a part or copy of one, that `replace` or `fuse` changed.
 
     Returns:
         A `Report` with a row for each layer that was restored.
     """
     rows = []
-    for entry in _find(model):
+    if isinstance(model, nn.Module):
+        uninstall(model)
+    for entry in find(model):
         original = _restored_class(type(entry.layer))
         if original is None:
             continue
-        rows.append(_with(_row(entry), state="restored", reason=None))
+        rows.append(_with(row_of(entry), state="restored", reason=None))
         _swap(entry.layer, original)
         for name in _OWN_ENTRIES:
             entry.layer.__dict__.pop(name, None)
     return Report("restore", tuple(rows))
 
 
-def _find(model: nn.Module) -> list[_Found]:
+def find(model: nn.Module) -> list[Found]:
+    """The layers of interest, in the model's order.
+
+    Raises:
+        InvalidArgument: `model` is no module.
+    """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model = {type(model).__name__}; must be a torch.nn.Module")
     names: dict[nn.Module, list[str]] = {model: [""]}
@@ -203,13 +165,13 @@ def _find(model: nn.Module) -> list[_Found]:
             if child is not None:
                 names.setdefault(child, []).append(f"{path}.{name}" if path else name)
     return [
-        _Found(paths[0], tuple(paths[1:]), layer, _refusal(layer))
+        Found(paths[0], tuple(paths[1:]), layer, refusal(layer))
         for layer, paths in names.items()
         if isinstance(layer, _KINDS) or (isinstance(layer, torch.jit.ScriptModule) and layer.original_name in _NAMES)
     ]
 
 
-def _refusal(layer: nn.Module) -> str | None:
+def refusal(layer: nn.Module) -> str | None:
     """Why the class of this layer cannot be changed, or None. Replaced and upfold's own layers count as changeable."""
     if isinstance(layer, torch.jit.ScriptModule):
         return "compiled by torch.jit; replace the layers before scripting or tracing"
@@ -239,7 +201,8 @@ def _plain_class(layer: nn.Module) -> type[nn.Module]:
     return cls.__bases__[0] if is_parametrized(layer) else cls
 
 
-def _row(entry: _Found) -> LayerRow:
+def row_of(entry: Found) -> LayerRow:
+    """What a report says of a layer before anything is done or measured."""
     layer = entry.layer
     if entry.refusal is not None:
         state = "left alone"
@@ -290,10 +253,11 @@ def _parametrized(cls: type[nn.Module], base: type[nn.Module], extra: dict[str, 
 
 
 @dataclass
-class _Contest:
+class Contest:
     """The time that torch and upfold take for the calls that one run of a model makes to a layer."""
 
     algorithm: str | None = None
+    why: str | None = None
     torch_seconds: float = 0.0
     upfold_seconds: float = 0.0
     refusal: str | None = None  # of a shape that reached the layer; the seconds are then those of the others
@@ -310,17 +274,19 @@ class _Contest:
         return None
 
 
-def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None) -> dict[nn.Module, _Contest]:
-    contests: dict[nn.Module, _Contest] = {}
+def measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algorithm: str | None) -> dict[nn.Module, Contest]:
+    """Time torch's operator and upfold's on what one run of the model gives to each of the layers."""
+    contests: dict[nn.Module, Contest] = {}
     known: dict[Any, list[float]] = {}
 
     def see(layer: nn.Module, its_call: observe.Call) -> None:
         # Measured inside the model's run: on the tensor itself, with its strides, under the autocast that surrounds it.
         x = observe.input_of(its_call)
-        contest = contests.setdefault(layer, _Contest())
+        contest = contests.setdefault(layer, Contest())
+        name = algorithm or getattr(layer, "algorithm", None)
         key = (id(layer), tuple(x.shape), x.stride(), x.dtype, _output_size(its_call))
         if key not in known:
-            competitors = _competitors(layer, x, its_call, algorithm)
+            competitors = _competitors(layer, x, its_call, name)
             try:
                 with unpatched():
                     known[key] = timing.medians(competitors, x.device, seconds=_SECONDS_EACH)
@@ -330,16 +296,18 @@ def _measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algo
         contest.torch_seconds += known[key][0]
         contest.upfold_seconds += known[key][1]
         if contest.algorithm is None and isinstance(layer, _ConvTransposeNd):
-            contest.algorithm = algorithm or _algorithm(layer, x)
+            plan = plan_for(layer, x)
+            contest.algorithm = name or (None if plan is None else plan.algorithm)
+            contest.why = "asked for by name" if name else None if plan is None else plan.reason
 
     observe.visit(model, call, layers, see)
     return contests
 
 
-def _algorithm(layer: nn.Module, x: Tensor) -> str | None:
-    """What upfold takes for this input, or None where autocast will change the types before the layer runs."""
+def plan_for(layer: nn.Module, x: Tensor) -> dispatch.Plan | None:
+    """What upfold runs for this input, or None where autocast will change the types before the layer runs."""
     try:
-        return dispatch.explain(layer, x).plan.algorithm
+        return dispatch.explain(layer, x).plan
     except InvalidArgument:
         return None
 

@@ -1,4 +1,4 @@
-"""What `scan`, `replace`, `restore` and `tune` tell: rows of layers or problems, as text, a dictionary or a table."""
+"""What `scan`, `replace`, `restore`, `fuse` and `tune` tell: rows of layers or problems, as text, a dictionary or a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class LayerRow:
         seconds: time inside the layer in one run of the model.
         share: `seconds` as a part, 0 to 1, of the whole run.
         algorithm: what upfold takes for the first input shape.
-        torch_seconds, upfold_seconds: what the calls of one run take with either, where `replace` measured them.
+        why: why it takes that, or why it was not measured.
+        torch_seconds, upfold_seconds: what the calls of one run take with either, where they were measured.
     """
 
     name: str
@@ -46,6 +47,40 @@ class LayerRow:
     algorithm: str | None = None
     torch_seconds: float | None = None
     upfold_seconds: float | None = None
+    why: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster upfold is than torch on the calls of this layer."""
+        return self.torch_seconds / self.upfold_seconds if self.torch_seconds and self.upfold_seconds else None
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """What one run of a whole model takes, end to end.
+
+    Attributes:
+        reason: why it was not measured, or None.
+        torch_seconds, upfold_seconds, fused_seconds: with torch's layers, replaced, and fused, each measured beside the others;
+            the last is None where nothing can be fused.
+        operations: number of operations that were fused.
+    """
+
+    reason: str | None = None
+    torch_seconds: float | None = None
+    upfold_seconds: float | None = None
+    fused_seconds: float | None = None
+    operations: int = 0
+
+    def text(self) -> str:
+        """One sentence: the times, and how many times faster than torch's layers each is."""
+        if self.torch_seconds is None:
+            return f"whole model: not measured, {self.reason}"
+        parts = [f"torch {_time(self.torch_seconds)}"]
+        for name, seconds in (("upfold", self.upfold_seconds), ("fused", self.fused_seconds)):
+            if seconds is not None:
+                parts.append(f"{name} {_time(seconds)} ({self.torch_seconds / seconds:.2f}x)")
+        return "whole model: " + ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -56,11 +91,13 @@ class Report:
         action: "scan", "replace" or "restore".
         rows: one for each transposed convolution, fold and unfold layer of the model.
         seconds: time of one run of the model, where `scan` was given inputs.
+        whole: the model's time with torch's layers, upfold's, and fused, where `scan` was given inputs.
     """
 
     action: str
     rows: tuple[LayerRow, ...]
     seconds: float | None = None
+    whole: WholeModel | None = None
 
     def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
@@ -97,7 +134,10 @@ class Report:
         shares = [row.share for row in self.rows if row.share is not None]
         if self.seconds is None or not shares:
             return f"scan: {count}"
-        return f"scan: {count}, {sum(shares):.0%} of the model's {_time(self.seconds)}"
+        share = sum(shares)
+        text = f"scan: {count}, {share:.0%} of the model's {_time(self.seconds)}"
+        # Without the layers the model would still take the rest: no method for them makes it faster than this.
+        return f"{text}; were they free, it would be {1 / (1 - share):.2f}x as fast" if share < 0.95 else text
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Column titles and cells, leaving out what no row has."""
@@ -112,7 +152,9 @@ class Report:
             ("share", ["" if row.share is None else f"{row.share:.1%}" for row in self.rows]),
             ("torch", [_time(row.torch_seconds) for row in self.rows]),
             ("upfold", [_time(row.upfold_seconds) for row in self.rows]),
+            ("x torch", ["" if row.ratio is None else f"{row.ratio:.2f}x" for row in self.rows]),
             ("algorithm", [row.algorithm or "" for row in self.rows]),
+            ("why", [row.why or "" for row in self.rows]),
             ("state", [row.state + (f": {row.reason}" if row.reason else "") for row in self.rows]),
         ]
         kept = [(title, cells) for title, cells in columns if any(cells)]
@@ -122,7 +164,10 @@ class Report:
         if not self.rows:
             return self.summary()
         titles, rows = self.table()
-        return "\n".join((*_aligned(titles, *rows), self.summary()))
+        return "\n".join((*_aligned(titles, *rows), self.summary(), *self._end_to_end()))
+
+    def _end_to_end(self) -> list[str]:
+        return [] if self.whole is None else [self.whole.text()]
 
     def __rich__(self) -> Any:
         """The same as a table of rich, for ``rich.print(report)``."""
@@ -132,13 +177,66 @@ class Report:
         if not self.rows:
             return Text(self.summary())
         titles, rows = self.table()
-        table = Table(title=self.summary(), title_justify="left")
+        table = Table(title="\n".join((self.summary(), *self._end_to_end())), title_justify="left")
         for title in titles:
-            numeric = title in ("parameters", "calls", "time", "share", "torch", "upfold")
+            numeric = title in ("parameters", "calls", "time", "share", "torch", "upfold", "x torch")
             table.add_column(title, justify="right" if numeric else "left", overflow="fold")
         for cells in rows:
             table.add_row(*map(Text, cells))
         return table
+
+
+@dataclass(frozen=True)
+class FuseRow:
+    """One transposed convolution of a model that was fused.
+
+    Attributes:
+        name: path of the layer in the model, "" for the model itself.
+        layer: name of its class in torch.nn.
+        state: "fused", "replaced" (upfold computes it, and nothing else is fused into it) or "left alone".
+        fused: what was fused into it, in order: modules by class and path, functions, crops, "concatenation".
+        reason: why what follows then was not, or why the layer was left alone; None where nothing is left to fuse.
+    """
+
+    name: str
+    layer: str
+    state: str
+    fused: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What one `fuse` did, a row for each transposed convolution, in the model's order."""
+
+    rows: tuple[FuseRow, ...]
+
+    def __iter__(self) -> Iterator[FuseRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """One sentence on all rows."""
+        if not self.rows:
+            return "fuse: the model has no transposed convolution layers"
+        fused = [row for row in self.rows if row.state == "fused"]
+        taken = sum(len(row.fused) for row in fused)
+        count = f"{len(self.rows)} layer{'' if len(self.rows) == 1 else 's'}"
+        return f"fuse: {len(fused)} of {count} fused with {taken} operation{'' if taken == 1 else 's'}"
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return self.summary()
+        lines = [("layer", "class", "state", "fused into it", "why no more")]
+        for row in self.rows:
+            lines.append((row.name or "(the model)", row.layer, row.state, ", ".join(row.fused), row.reason or ""))
+        return "\n".join((*_aligned(*lines), self.summary()))
 
 
 @dataclass(frozen=True)

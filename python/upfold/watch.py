@@ -94,3 +94,8 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def is_plain_inference(*tensors: torch.Tensor | None) -> bool:
+    """Whether no derivative of any kind is taken: neither by a backward, nor forward mode, nor a transform."""
+    return forward_ad._current_level < 0 and not transform_is_active() and not needs_gradient(*tensors)
