@@ -270,7 +270,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
       // The tools that look for races know nothing of the barriers that warpgroups wait at; problems are small for these alone.
       const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16});  // of a buffer, and less
       if (!fused_fits(0, p, config, alignment) || pick(random, {0, 1, 2}) != 0) continue;
-      if (small && tiles[std::size_t(config)].products > 0) continue;
+      if (small && (tiles[std::size_t(config)].products > 0 || tiles[std::size_t(config)].pixels)) continue;
       const FusedCall fused(0, p, config, alignment, std::int64_t(256) << 20);
       compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });

@@ -37,7 +37,8 @@ def test_numbers_and_formats(name, dtype, layout, device):
     fused = copy.deepcopy(model)
     report = upfold.fuse(fused)
     assert {row.state for row in report} == {"fused"}
-    with torch.no_grad():
+    # In TF32 cuDNN's choice of kernels, some of which do not round, would decide about the bound.
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         want, got = model(x), fused(x)
         assert got.stride() == want.stride()
         assert_within_rule(got, want, in_double(model, x))
