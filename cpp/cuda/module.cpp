@@ -84,7 +84,7 @@ void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintp
 }
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor, kind: 1 of warpgroups, 2 whose
-// rows are pixels, 3 of warpgroups that pack x, 0 another) of each tile choice.
+// rows are pixels, 3 of warpgroups that pack x, 0 another; vectors of channels in a step) of each tile choice.
 py::list fused_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
@@ -92,7 +92,8 @@ py::list fused_tiles() {
                                 t.packed_inputs  ? 3
                                 : t.pixels       ? 2
                                 : t.products > 0 ? 1
-                                                 : 0));
+                                                 : 0,
+                                t.vectors));
   return tiles;
 }
 

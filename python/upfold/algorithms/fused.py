@@ -17,6 +17,7 @@ from .base import Enqueue, Tensors, enqueue_tensors
 # Capability of the first devices with asynchronous copies and bfloat16 products.
 _LEAST_CAPABILITY = (8, 0)
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
+_VECTORS = 4  # of 16 bytes, which these are; some tiles take more
 
 
 class _Rates(NamedTuple):
@@ -28,8 +29,8 @@ class _Rates(NamedTuple):
     call: float
     tile: float  # of a wave of tiles, beside its steps and outputs
     step: float
-    product: float  # of a channel, a unit and a tap of one step
-    input: float  # of an input of the patch in one step
+    product: float  # of a channel, a unit and a tap of one step of 64 bytes
+    input: float  # of an input of the patch in one such step
     output: float
     scattered: float  # of an output, where the width phases of a unit are not stored together
     partial: float  # of a megabyte of partial sums
@@ -57,8 +58,8 @@ _RATES = {
         _Rates(12.6, 0.92, 1.31, 1.60e-5, 3.2e-3, 5.2e-5, 3.3e-4, 0.32, 1.0),
     ),
     _Kind.PIXELS: (
-        _Rates(8.2, 0.37, 1.23, 2.8e-5, 5.5e-3, 1.7e-5, 1.7e-4, 0.30, 0.70),
-        _Rates(8.3, 0.39, 1.35, 2.6e-5, 3.3e-3, 1.8e-5, 2.0e-4, 0.25, 0.99),
+        _Rates(6.9, 0.56, 0.80, 2.1e-5, 5.7e-3, 2.8e-5, 1.9e-4, 0.33, 0.25),
+        _Rates(7.6, 0.60, 0.97, 2.3e-5, 4.0e-3, 3.0e-5, 2.1e-4, 0.24, 0.25),
     ),
     _Kind.PACKED: (
         _Rates(9.3, 1.04, 0.49, 1.22e-5, 1.7e-3, 6.0e-5, 3.0e-4, 0.58, 0.25, 0.55),
@@ -67,8 +68,8 @@ _RATES = {
 }
 # Of pixels where kernel and stride are equal, so that a tile is a run of units; and of tiles made for that case alone.
 _RUNS = (
-    _Rates(11.1, 0.85, 0.28, 2.1e-5, 6.8e-4, 5.0e-5, 2.8e-4, 0.22, 0.33),
-    _Rates(8.9, 0.82, 0.65, 7.7e-6, 3.1e-4, 4.5e-5, 2.6e-4, 0.21, 0.39),
+    _Rates(10.8, 0.76, 0.28, 1.34e-5, 2.4e-3, 4.1e-5, 2.1e-4, 0.26, 0.33),
+    _Rates(8.2, 0.80, 0.58, 7.9e-6, 3.1e-4, 4.3e-5, 2.6e-4, 0.24, 0.36),
 )
 _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
@@ -77,6 +78,7 @@ _EQUAL = (
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a factor
 # of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
+_NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a time
 
 
 class Fused:
@@ -142,7 +144,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     equal = all(kernel == stride for kernel, stride in zip(problem.kernel_size, problem.stride))
     odd = half and problem.in_pixels % 2 == 1
     predicted = {}
-    for config, (channels, phases_h, phases_w, units, blocks, kind) in enumerate(module.fused_tiles()):
+    for config, (channels, phases_h, phases_w, units, blocks, kind, vectors) in enumerate(module.fused_tiles()):
         if not module.fused_fits(device, problem.cuda, config, problem.alignment):
             continue
         if phases_h == 0:  # rows are output channels times taps, units are inputs; all phases have one tap
@@ -158,7 +160,9 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         waves = -(-tiles // (blocks * multiprocessors)) * blocks
         outputs = channels * phases * units
         copied = max(rates.input, _ODD_INPUT) if odd and kind in (_Kind.WARPGROUPS, _Kind.PIXELS) else rates.input
-        step = rates.step + max(slots * channels * units * rates.product, patch * copied)
+        work = max(slots * channels * units * rates.product, patch * copied)
+        wide = vectors / _VECTORS if kind == _Kind.PIXELS else _NARROW if phases == 4 and kind == _Kind.PACKED else 1.0
+        step = rates.step + work * wide
         partial = 8e-6 * tiles * outputs * rates.partial if parts > 1 else 0.0
         output = rates.output if problem.stride[2] == phases_w else rates.scattered
         packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
