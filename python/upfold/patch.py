@@ -107,4 +107,7 @@ def _is_for_torch(types: Any, arguments: tuple[Any, ...]) -> bool:
     if any(overriding is not Tensor for overriding in types):
         return True
     # Wrappers such as distributed tensors answer operators, not functions, by tables that hold torch's alone.
-    return any(isinstance(argument, Tensor) and hasattr(argument, "__tensor_flatten__") for argument in arguments) or answers_with_torch()
+    return (
+        any(isinstance(argument, Tensor) and hasattr(argument, "__tensor_flatten__") for argument in arguments)
+        or answers_with_torch()
+    )

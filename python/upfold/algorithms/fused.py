@@ -75,8 +75,8 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
-# 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a factor
-# of the tiles for equal kernel and stride.
+# 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
+# factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
 _NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a time
 
