@@ -11,7 +11,7 @@ from .problem import DTYPE_BYTES, Operator, Problem
 
 # For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine
 # measured on 50 layers and three operators. They are no rates of that machine; only their proportions matter.
-_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
+_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6, "fused": 10e-6}  # beside the work
 _CPU_BYTES = 8e9  # a second, of memory
 _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
 _CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
