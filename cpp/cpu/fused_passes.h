@@ -161,9 +161,10 @@ class FusedLister {
         for (std::int64_t i = taps.columns.begin; i < taps.columns.end; ++i) {
           // In the order of their slots.
           const std::int64_t jw = plan_.is_conv ? i : taps.columns.begin + taps.columns.end - 1 - i;
-          const std::int64_t kw = taps.w.first + jw * taps.w.tap_step;
+          const std::int64_t kw = taps.w.first + jw * taps.w.tap_step, slot = weights.slot(kd, kh, kw);
+          if (slot < 0) continue;
           writer.add(depth_of_tap[kd] * window_.depth + plan_.h.shift(kh) * window_.row + plan_.w.shift(kw) * window_.pixel,
-                     weights.slot(kd, kh, kw));
+                     slot);
         }
       }
     }

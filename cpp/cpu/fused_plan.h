@@ -45,6 +45,12 @@ struct FusedAxis {
     return {larger(q.begin, ceil_div(-shift(k), q_step)), smaller(q.end, floor_div(base.source.size - 1 - shift(k), q_step) + 1)};
   }
 
+  // Whether tap k carries some pixel to some output.
+  bool reaches(std::int64_t k) const {
+    const Range q = reached_by(base.q, base.is_conv ? 0 : k * base.axis.dilation % base.axis.stride, k);
+    return q.begin < q.end;
+  }
+
   // What a block reads, padding included, and the most that a block of `count` q reads.
   Range window(Range block) const {
     return {block.begin * q_step + least_shift, (block.end - 1) * q_step + most_shift + 1};
@@ -107,6 +113,7 @@ class FusedPlan {
   static constexpr std::int64_t kInputs = 49152, kSums = 65536;
   // Enough pixels to use what is read of the weights, and enough channels for a tile to fill its lines.
   static constexpr std::int64_t kFewPixels = 256, kLeastPixels = 64, kMostPixels = 4096, kGroupedChannels = 16;
+  static constexpr std::int64_t kManyWeights = 262144;
   static constexpr double kPaddedShare = 1.1;
 
  public:
@@ -119,7 +126,7 @@ class FusedPlan {
         w(axis_w(p), is_conv),
         tap_by_tap(takes_tap_by_tap()),
         groups({0, p.groups}, kGroupedChannels / larger(channels.in, channels.out)),
-        blocks_(cut(p.batch, threads)),
+        blocks_(cut(p.batch, kernel_taps(p), threads)),
         samples(blocks_.samples),
         h_blocks(blocks_.h),
         w_blocks(blocks_.w),
@@ -158,13 +165,14 @@ class FusedPlan {
     return channels.in >= 32 && padded > kPaddedShare * real;
   }
 
-  Cut cut(std::int64_t batch, int threads) const {
+  Cut cut(std::int64_t batch, std::int64_t taps, int threads) const {
     const std::int64_t stride = h.base.out.stride * w.base.out.stride, wanted = 4 * larger(threads, 1);
     std::int64_t pixels = larger(kInputs / (channels.in * depth_limit() * h.q_step * w.q_step), kFewPixels);
     pixels = smaller(smaller(pixels, kMostPixels), larger(kSums / (channels.most_width() * stride), kLeastPixels));
     const std::int64_t positions = batch * length(d.base.q) * length(h.base.q) * length(w.base.q) * groups.count;
-    // Fewer pixels where that gives every thread its share.
-    pixels = smaller(pixels, larger(ceil_div(positions, wanted), kLeastPixels));
+    // Fewer pixels where that gives every thread its share, unless each would then read many weights: these are shared out.
+    const bool shares_weights = taps * channels.in * channels.out > kManyWeights && groups.count * channels.blocks >= wanted;
+    if (!shares_weights) pixels = smaller(pixels, larger(ceil_div(positions, wanted), kLeastPixels));
     const std::int64_t reach = (h.most_shift - h.least_shift) / h.q_step, rows = smaller(larger(4 * reach, 1), 16);
     const std::int64_t row = larger(pixels / rows, kLeastPixels);
     const Blocks w_cut(w.base.q, length(w.base.q) <= row + row / 2 ? length(w.base.q) : row_block(w.base, row));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fused_plan.h"
+#include "transpose.h"
 
 namespace upfold::cpu::UPFOLD_ISA {
 
@@ -11,18 +12,26 @@ template <typename T>
 class FusedWeights {
  public:
   FusedWeights(const Problem& p, const FusedPlan& plan, const T* w)
-      : p_(p), plan_(plan), w_(w), taps_(kernel_taps(p)), column_slots_(p.kernel_w) {
-    std::int64_t slot = 0;
+      : p_(p), plan_(plan), w_(w), taps_(kernel_taps(p)), slots_(taps_), offsets_(taps_) {
+    std::int64_t column = 0;
     for (std::int64_t g = 0; g < plan.w.phase_count; ++g) {
       const PhaseGroup& phase = plan.w.phases[g];
-      for (std::int64_t j = 0; j < phase.count; ++j) {
-        column_slots_[phase.first + (plan.is_conv ? j : phase.count - 1 - j) * phase.tap_step] = slot++;
+      for (std::int64_t j = 0; j < phase.count; ++j, ++column) {
+        const std::int64_t kw = phase.first + (plan.is_conv ? j : phase.count - 1 - j) * phase.tap_step;
+        for (std::int64_t row = 0; row < taps_ / p.kernel_w; ++row) slots_[row * p.kernel_w + kw] = row * p.kernel_w + column;
       }
+    }
+    for (std::int64_t t = 0; t < taps_; ++t) {
+      const std::int64_t kh = t / p.kernel_w % p.kernel_h, kw = t % p.kernel_w;
+      offsets_[t] = t / p.kernel_w / p.kernel_h * p.w.d + kh * p.w.h + kw * p.w.w;
+      has_dense_taps_ = has_dense_taps_ && offsets_[t] == t;
+      if (!plan.h.reaches(kh) || !plan.w.reaches(kw)) slots_[t] = -1;
     }
   }
 
+  // -1 for a tap that reaches no output, which is not packed.
   std::int64_t slot(std::int64_t kd, std::int64_t kh, std::int64_t kw) const {
-    return (kd * p_.kernel_h + kh) * p_.kernel_w + column_slots_[kw];
+    return slots_[(kd * p_.kernel_h + kh) * p_.kernel_w + kw];
   }
 
   // Floats of one chunk of a block.
@@ -58,15 +67,21 @@ class FusedWeights {
     Vector<float> defect{};  // stays 0 unless a weight is Inf or NaN
     // Taps within channels: in torch's layout a line of the cache holds several taps of one pair of channels.
     for (std::int64_t c = 0; c < count; ++c, w += in_stride) {
-      for (std::int64_t kd = 0; kd < p_.kernel_d; ++kd) {
-        for (std::int64_t kh = 0; kh < p_.kernel_h; ++kh) {
-          for (std::int64_t kw = 0; kw < p_.kernel_w; ++kw) {
-            float* to = out + (slot(kd, kh, kw) * count + c) * width;
-            copy(w + kd * p_.w.d + kh * p_.w.h + kw * p_.w.w, out_stride, real, width, to);
-            for (std::int64_t i = 0; i < width; i += kLanes<float>) {
-              defect = multiply_add(load(to + i), 0.0f, defect);
-            }
-          }
+      for (std::int64_t i = 0; i < width; i += kLanes<float>) {
+        const Target to{out + c * width + i, count * width};
+        const std::int64_t lanes = smaller(real - i, kLanes<float>);
+        const T* from = w + i * out_stride;
+        if (lanes < kLanes<float> || !has_dense_taps_ || out_stride == 1) {
+          copy(from, out_stride, lanes, to);
+        } else if (taps_ >= kLanes<float>) {
+          transpose(from, out_stride, to);
+        } else if (out_stride == taps_ && (taps_ & (taps_ - 1)) == 0) {
+          rotate(from, to);
+        } else {
+          copy(from, out_stride, lanes, to);
+        }
+        for (std::int64_t t = 0; t < taps_; ++t) {
+          if (slots_[t] >= 0) defect = multiply_add(load(to.data + slots_[t] * to.pitch), 0.0f, defect);
         }
       }
     }
@@ -78,20 +93,69 @@ class FusedWeights {
   }
 
  private:
-  static void copy(const T* from, std::int64_t stride, std::int64_t real, std::int64_t width, float* to) {
-    if (stride == 1) {
-      for (std::int64_t i = 0; i < real; ++i) to[i] = widen(from[i]);
-    } else {
-      for (std::int64_t i = 0; i < real; ++i) to[i] = widen(from[i * stride]);
+  // One input channel and one vector of output channels; slots are `pitch` apart.
+  struct Target {
+    float* data;
+    std::int64_t pitch;
+  };
+
+  void put(std::int64_t tap, const Vector<float>& v, const Target& to) const {
+    if (slots_[tap] >= 0) store(v, to.data + slots_[tap] * to.pitch);
+  }
+
+  void copy(const T* from, std::int64_t stride, std::int64_t lanes, const Target& to) const {
+    for (std::int64_t t = 0; t < taps_; ++t) {
+      float lane[kLanes<float>] = {};
+      for (std::int64_t i = 0; i < lanes; ++i) lane[i] = widen(from[offsets_[t] + i * stride]);
+      put(t, load(lane), to);
     }
-    for (std::int64_t i = real; i < width; ++i) to[i] = 0;
+  }
+
+  // kLanes taps of kLanes channels at a time; a last block that would reach past the taps starts earlier.
+  void transpose(const T* from, std::int64_t stride, const Target& to) const {
+    constexpr int L = kLanes<float>;
+    for (std::int64_t t = 0; t < taps_; t += L) {
+      const std::int64_t first = smaller(t, taps_ - L);
+      Vector<float> v[L];
+      for (int i = 0; i < L; ++i) v[i] = load_wide(from + i * stride + first);
+      interleave_vectors<float, L>(v);
+      for (int i = 0; i < L; ++i) put(first + i, v[i], to);
+    }
+  }
+
+  // Few taps, dense beside the channels: [channel][tap] becomes [tap][channel] by riffles of the whole, each of which moves the
+  // first bit of an index behind its last.
+  template <int N>
+  void rotate_taps(const T* from, const Target& to) const {
+    constexpr int L = kLanes<float>;
+    Vector<float> v[N];
+    for (int i = 0; i < N; ++i) v[i] = load_wide(from + i * L);
+    for (int bits = L; bits > 1; bits /= 2) {
+      Vector<float> riffled[N];
+      for (int i = 0; i < N / 2; ++i) zip<float>(v[i], v[i + N / 2], riffled[2 * i], riffled[2 * i + 1]);
+      for (int i = 0; i < N; ++i) v[i] = riffled[i];
+    }
+    for (int i = 0; i < N; ++i) put(i, v[i], to);
+  }
+  void rotate(const T* from, const Target& to) const {
+    switch (taps_) {
+      case 1:
+        return put(0, load_wide(from), to);
+      case 2:
+        return rotate_taps<2>(from, to);
+      case 4:
+        return rotate_taps<4>(from, to);
+      default:
+        return rotate_taps<8>(from, to);
+    }
   }
 
   const Problem& p_;
   const FusedPlan& plan_;
   const T* w_;
   const std::int64_t taps_;
-  const Table<std::int64_t> column_slots_;
+  const Table<std::int64_t> slots_, offsets_;  // of each tap: where it is packed, and where it lies in the weight
+  bool has_dense_taps_ = true;
 };
 
 }  // namespace upfold::cpu::UPFOLD_ISA

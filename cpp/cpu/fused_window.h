@@ -46,15 +46,21 @@ static void pack_plane(const FusedPlan& plan, const FusedWindow& window, const T
   const Range real_h = plan.h.within_source(window.h), real_w = plan.w.within_source(window.w);
   const std::int64_t left = smaller(larger(real_w.begin - window.w.begin, 0), length(window.w));
   const std::int64_t count = larger(length(real_w), 0), right = length(window.w) - left - count;
-  for (std::int64_t row = window.h.begin; row < window.h.end; ++row, out += window.row) {
-    if (row < real_h.begin || row >= real_h.end || count == 0) {
-      clear(out, window.row);
-      continue;
+  for (std::int64_t row = window.h.begin; row < window.h.end; ++row) {
+    float* to = out + (row - window.h.begin) * window.row;
+    const bool is_real = row >= real_h.begin && row < real_h.end && count > 0;
+    clear(to, is_real ? left * window.pixel : window.row);
+    if (is_real) clear(to + (left + count) * window.pixel, right * window.pixel);
+  }
+  if (count == 0) return;
+  // A few channels at a time: their rows follow each other in memory. The last ones overlap those before.
+  const std::int64_t channels = plan.channels.in, step = strides.c == 1 ? channels : smaller(kTransposed, channels);
+  for (std::int64_t c = 0; c < channels; c += step) {
+    const std::int64_t first = smaller(c, channels - step);
+    for (std::int64_t row = real_h.begin; row < real_h.end; ++row) {
+      pack_columns(in + row * strides.h + real_w.begin * strides.w + first * strides.c, strides, step, count,
+                   out + (row - window.h.begin) * window.row + left * window.pixel + first, window.pixel);
     }
-    clear(out, left * window.pixel);
-    pack_columns(in + row * strides.h + real_w.begin * strides.w, strides, plan.channels.in, count, out + left * window.pixel,
-                 window.pixel);
-    clear(out + (left + count) * window.pixel, right * window.pixel);
   }
 }
 
