@@ -64,6 +64,9 @@ class FusedLister {
     Writer writer{lists, plan_, 0, 0};
     for_each_list([&](std::int64_t list, const PhaseGroup& h, Range rows, const PhaseGroup& w, Range columns) {
       if (lists.begin[list] == lists.begin[list + 1]) return;
+      std::int64_t depths = 0;
+      for (std::int64_t jd = 0; jd < d.count; ++jd) depths += depth_of_tap[d.first + jd * d.tap_step] >= 0 ? 1 : 0;
+      writer.spread(depths * length(rows) * length(columns));
       writer.start(list, !plan_.tap_by_tap);
       add_taps(weights, {d, h, w, rows, columns}, depth_of_tap, writer);
     });
@@ -112,19 +115,25 @@ class FusedLister {
     FusedLists& lists;
     const FusedPlan& plan;
     std::int64_t runs, passes;
-    std::int64_t terms = 0;
+    std::int64_t taps = 0, most_taps = 1;
     bool is_open = false;
+
+    // Passes of about equal size take all `count` taps.
+    void spread(std::int64_t count) {
+      const std::int64_t most = larger(kBlockTerms / plan.channels.chunk, 1);
+      most_taps = larger(ceil_div(count, larger(ceil_div(count, most), 1)), 1);
+    }
 
     void start(std::int64_t list, bool sets) {
       close();
       lists.passes[passes] = {list, runs, runs, sets};
-      terms = 0;
+      taps = 0;
       is_open = true;
     }
     void add(std::int64_t x, std::int64_t slot) {
       const std::int64_t channels = plan.channels.chunk;
-      if (terms > 0 && terms + channels > kBlockTerms) start(lists.passes[passes].list, false);
-      terms += channels;
+      if (taps == most_taps) start(lists.passes[passes].list, false);
+      ++taps;
       TapRun* last = lists.runs + runs - 1;
       const bool follows = runs > lists.passes[passes].run_begin && plan.channels.chunks == 1 &&
                            x == last->x + last->taps * channels && slot == last->slot + last->taps;
