@@ -80,7 +80,9 @@ class Fused {
   };
   Parts parts() const {
     const auto bytes = [](std::int64_t count, std::size_t size) { return round_up(count * static_cast<std::int64_t>(size), 64); };
-    const auto outputs = [](const FusedAxis& axis, std::int64_t q) { return smaller(q * axis.base.out.stride, axis.base.out.size); };
+    const auto outputs = [](const FusedAxis& axis, std::int64_t q) {
+      return smaller(q * axis.base.out.stride, axis.base.out.size);
+    };
     const auto inputs = [this](const FusedAxis& axis, std::int64_t q) {
       const std::int64_t window = axis.window_length(q);
       return plan_.tap_by_tap ? smaller(window, axis.base.source.size) : window;
@@ -115,8 +117,8 @@ class Fused {
     const FusedLists lists{reinterpret_cast<TilePixel*>(scratch + at.pixels), reinterpret_cast<std::int64_t*>(scratch + at.begin),
                            reinterpret_cast<TapRun*>(scratch + at.runs), reinterpret_cast<FusedPass*>(scratch + at.passes), 0};
     std::int64_t* const depths = reinterpret_cast<std::int64_t*>(scratch + at.depths);
-    return {floats(0), floats(at.sums), floats(at.staged), floats(at.weights), floats(at.bias), lists, depths,
-            depths + p_.kernel_d};
+    return {floats(0), floats(at.sums), floats(at.staged),   floats(at.weights), floats(at.bias),
+            lists,     depths,          depths + p_.kernel_d};
   }
 
   // What the outputs of one depth of a task have in common.
@@ -175,8 +177,8 @@ class Fused {
   void sum_block(const Plane& plane, std::int64_t group, std::int64_t block, const Buffers& b) const {
     const std::int64_t vectors = plan_.channels.block_vectors(block), width = vectors * kLanes<float>;
     const std::int64_t m = plan_.channels.first_vector(block) * kLanes<float>, first = group * plan_.channels.out + m;
-    const FusedSums sums{b.sums, length(plane.task.at.samples), length(plane.outputs_h), length(plane.outputs_w),
-                         width, smaller(width, plan_.channels.out - m)};
+    const FusedSums sums{b.sums, length(plane.task.at.samples),         length(plane.outputs_h), length(plane.outputs_w),
+                         width,  smaller(width, plan_.channels.out - m)};
     for (std::int64_t i = 0; i < width; ++i) b.bias[i] = bias_ && i < sums.channels ? widen(bias_[first + i]) : 0.0f;
     T* out = out_ + plane.task.at.samples.begin * out_strides_.n + first * out_strides_.c + plane.od * out_strides_.d +
              plane.outputs_h.begin * out_strides_.h + plane.outputs_w.begin * out_strides_.w;
@@ -275,7 +277,8 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   const FusedPlan plan(p, threads);
   with_fused_type(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    // A padding zero is multiplied by weights, which is harmless only for finite ones; unless no product is taken with the padding.
+    // A padding zero is multiplied by weights, which is harmless only for finite ones; unless no product is taken with the
+    // padding.
     const bool finite = plan.packs_weights_in_tasks ||
                         pack_weights(FusedWeights<T>(p, plan, static_cast<const T*>(operands.w)), operands.workspace, threads);
     if (!finite && !plan.tap_by_tap) return strict_direct<T>(p, operands, threads);

@@ -52,9 +52,7 @@ struct FusedAxis {
   }
 
   // What a block reads, padding included, and the most that a block of `count` q reads.
-  Range window(Range block) const {
-    return {block.begin * q_step + least_shift, (block.end - 1) * q_step + most_shift + 1};
-  }
+  Range window(Range block) const { return {block.begin * q_step + least_shift, (block.end - 1) * q_step + most_shift + 1}; }
   std::int64_t window_length(std::int64_t count) const { return (count - 1) * q_step + most_shift - least_shift + 1; }
   Range within_source(Range window) const {
     return {smaller(larger(window.begin, 0), base.source.size), larger(smaller(window.end, base.source.size), 0)};
@@ -98,9 +96,7 @@ struct FusedChannels {
         chunk(in <= kBlockTerms ? in : round_up(ceil_div(in, ceil_div(in, kBlockTerms)), 8)),
         chunks(ceil_div(in, chunk)) {}
 
-  std::int64_t first_vector(std::int64_t block) const {
-    return block * (vectors / blocks) + smaller(block, vectors % blocks);
-  }
+  std::int64_t first_vector(std::int64_t block) const { return block * (vectors / blocks) + smaller(block, vectors % blocks); }
   std::int64_t block_vectors(std::int64_t block) const { return first_vector(block + 1) - first_vector(block); }
   std::int64_t most_width() const { return ceil_div(vectors, blocks) * kLanes<float>; }
   std::int64_t chunk_length(std::int64_t c) const { return smaller(chunk, in - c * chunk); }

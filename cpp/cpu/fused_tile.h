@@ -64,8 +64,10 @@ UPFOLD_INLINE void fused_tile(const PassArgs& a, const TilePixel* pixels) {
 
 // Pixels of a tile beside V vectors of channels: enough sums to hide the latency of an addition, and no more pointers than the
 // processor has general registers.
-template <int V>
-constexpr int kTilePixels = kVectorRegisters == 32 ? (V == 4 ? 6 : 8) : (V == 3 ? 4 : V == 2 ? 6 : 8);
+constexpr int tile_pixels(int vectors) {
+  if (kVectorRegisters == 32) return vectors == 4 ? 6 : 8;
+  return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
 
 constexpr int kMostTileVectors = kVectorRegisters == 32 ? 4 : 3;
 
@@ -80,7 +82,7 @@ static void fused_rest(const PassArgs& a, const TilePixel* pixels, std::int64_t 
 
 template <int V>
 static void fused_pass(const PassArgs& a) {
-  constexpr int P = kTilePixels<V>;
+  constexpr int P = tile_pixels(V);
   std::int64_t i = 0;
   for (; i + P <= a.pixel_count; i += P) fused_tile<P, V>(a, a.pixels + i);
   fused_rest<P - 1, V>(a, a.pixels + i, a.pixel_count - i);
