@@ -144,8 +144,7 @@ class Fused {
       pack(task, group, window, depths, b);
       for (plane.od = outputs_d.begin; plane.od < outputs_d.end; ++plane.od) {
         const bool has_taps = list_passes(lister, plane.od, b);
-        plane.is_filled = plan_.tap_by_tap || !has_taps || plan_.h.phase_count < plan_.h.base.out.stride ||
-                          plan_.w.phase_count < plan_.w.base.out.stride;
+        plane.is_filled = plan_.tap_by_tap || !has_taps || plan_.w.phase_count < plan_.w.base.out.stride;
         for (std::int64_t block = task.blocks.begin; block < task.blocks.end; ++block) sum_block(plane, group, block, b);
       }
     }
@@ -177,8 +176,15 @@ class Fused {
   void sum_block(const Plane& plane, std::int64_t group, std::int64_t block, const Buffers& b) const {
     const std::int64_t vectors = plan_.channels.block_vectors(block), width = vectors * kLanes<float>;
     const std::int64_t m = plan_.channels.first_vector(block) * kLanes<float>, first = group * plan_.channels.out + m;
-    const FusedSums sums{b.sums, length(plane.task.at.samples),         length(plane.outputs_h), length(plane.outputs_w),
-                         width,  smaller(width, plan_.channels.out - m)};
+    const FusedSums sums{b.sums,
+                         length(plane.task.at.samples),
+                         length(plane.outputs_h),
+                         length(plane.outputs_w),
+                         width,
+                         smaller(width, plan_.channels.out - m),
+                         b.bias,
+                         plan_.h,
+                         plane.outputs_h.begin};
     for (std::int64_t i = 0; i < width; ++i) b.bias[i] = bias_ && i < sums.channels ? widen(bias_[first + i]) : 0.0f;
     T* out = out_ + plane.task.at.samples.begin * out_strides_.n + first * out_strides_.c + plane.od * out_strides_.d +
              plane.outputs_h.begin * out_strides_.h + plane.outputs_w.begin * out_strides_.w;
@@ -192,7 +198,7 @@ class Fused {
       }
     }
     args.bias = b.bias;
-    if (plane.is_filled) fill(sums, args);
+    fill(sums, plane.is_filled, args);
     for (std::int64_t chunk = 0; chunk < plan_.channels.chunks; ++chunk) {
       sum_chunk({group, block, chunk}, plane.is_filled, args, b);
     }
@@ -215,10 +221,13 @@ class Fused {
     }
   }
 
-  void fill(const FusedSums& s, const PassArgs& args) const {
+  // Sets the sums to the bias: all of them, or those of empty rows.
+  void fill(const FusedSums& s, bool all, const PassArgs& args) const {
+    if (!all && (plan_.h.phase_count == plan_.h.base.out.stride || (!sums_in_place_ && writes_rows(out_strides_)))) return;
     const std::size_t bytes = static_cast<std::size_t>(s.width) * sizeof(float);
     for (std::int64_t n = 0; n < s.samples; ++n) {
       for (std::int64_t h = 0; h < s.rows; ++h) {
+        if (!all && !s.is_empty(h)) continue;
         for (std::int64_t w = 0; w < s.columns; ++w) {
           const std::int64_t at = sums_in_place_ ? n * out_strides_.n + h * out_strides_.h + w * out_strides_.w
                                                  : ((n * s.rows + h) * s.columns + w) * s.width;

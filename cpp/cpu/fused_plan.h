@@ -51,6 +51,15 @@ struct FusedAxis {
     return q.begin < q.end;
   }
 
+  // Whether some tap reaches outputs of o's phase.
+  bool has_taps(std::int64_t o) const {
+    const std::int64_t phase = (o + base.out.pad) % base.out.stride;
+    for (std::int64_t g = 0; g < phase_count; ++g) {
+      if (phases[g].phase == phase) return true;
+    }
+    return false;
+  }
+
   // What a block reads, padding included, and the most that a block of `count` q reads.
   Range window(Range block) const { return {block.begin * q_step + least_shift, (block.end - 1) * q_step + most_shift + 1}; }
   std::int64_t window_length(std::int64_t count) const { return (count - 1) * q_step + most_shift - least_shift + 1; }
