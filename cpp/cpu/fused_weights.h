@@ -25,11 +25,11 @@ class FusedWeights {
       const std::int64_t kh = t / p.kernel_w % p.kernel_h, kw = t % p.kernel_w;
       offsets_[t] = t / p.kernel_w / p.kernel_h * p.w.d + kh * p.w.h + kw * p.w.w;
       has_dense_taps_ = has_dense_taps_ && offsets_[t] == t;
-      if (!plan.h.reaches(kh) || !plan.w.reaches(kw)) slots_[t] = -1;
+      if (plan.tap_by_tap && !(plan.h.reaches(kh) && plan.w.reaches(kw))) slots_[t] = -1;
     }
   }
 
-  // -1 for a tap that reaches no output, which is not packed.
+  // -1 for a tap that runs for itself and reaches no output, which is not packed.
   std::int64_t slot(std::int64_t kd, std::int64_t kh, std::int64_t kw) const {
     return slots_[(kd * p_.kernel_h + kh) * p_.kernel_w + kw];
   }

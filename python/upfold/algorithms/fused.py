@@ -95,7 +95,7 @@ class Fused:
 
 
 def _reject_on_cpu(problem: Problem) -> str | None:
-    """Refuse the weight gradient, wide types, groups of few channels, taps that reach too far, and caps below the packed weight."""
+    """Refuse the weight gradient, wide types, groups of few channels, far taps, and caps below the packed weight."""
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
         return "it has no gradient of the weight; direct and gemm have"
     if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
