@@ -250,6 +250,7 @@ class Fused {
   const Parts parts_ = parts();
 };
 
+// Returns false where a piece does.
 template <typename T>
 bool pack_weights(const FusedWeights<T>& weights, void* workspace, int threads) {
   float* const packed = static_cast<float*>(workspace);
@@ -286,11 +287,10 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   const FusedPlan plan(p, threads);
   with_fused_type(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    // A padding zero is multiplied by weights, which is harmless only for finite ones; unless no product is taken with the
-    // padding.
-    const bool finite = plan.packs_weights_in_tasks ||
-                        pack_weights(FusedWeights<T>(p, plan, static_cast<const T*>(operands.w)), operands.workspace, threads);
-    if (!finite && !plan.tap_by_tap) return strict_direct<T>(p, operands, threads);
+    const FusedWeights<T> weights(p, plan, static_cast<const T*>(operands.w));
+    if (!plan.packs_weights_in_tasks && !pack_weights(weights, operands.workspace, threads)) {
+      return strict_direct<T>(p, operands, threads);
+    }
     parallel_for(plan.tasks(), threads, Fused<T>(p, plan, operands));
   });
 }

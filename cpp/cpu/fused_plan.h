@@ -130,13 +130,14 @@ class FusedPlan {
         h(axis_h(p), is_conv),
         w(axis_w(p), is_conv),
         tap_by_tap(takes_tap_by_tap()),
+        multiplies_padding(!tap_by_tap && (h.reads_padding() || w.reads_padding())),
         groups({0, p.groups}, kGroupedChannels / larger(channels.in, channels.out)),
         blocks_(cut(p.batch, kernel_taps(p), threads)),
         samples(blocks_.samples),
         h_blocks(blocks_.h),
         w_blocks(blocks_.w),
         slabs({0, channels.blocks}, blocks_.slab),
-        packs_weights_in_tasks(spatial_tasks() == 1 && (tap_by_tap || !(h.reads_padding() || w.reads_padding()))) {}
+        packs_weights_in_tasks(spatial_tasks() == 1 && !multiplies_padding) {}
 
   std::int64_t tasks() const { return groups.count * slabs.count * spatial_tasks(); }
   std::int64_t spatial_tasks() const { return samples.count * length(d.base.q) * h_blocks.count * w_blocks.count; }
@@ -147,6 +148,8 @@ class FusedPlan {
   const FusedAxis d, h, w;
   // Each tap runs for itself over the outputs that it reaches, and no product is taken with the padding.
   const bool tap_by_tap;
+  // Otherwise zeros stand for the padding, whose products with weights are harmless only where these are finite.
+  const bool multiplies_padding;
   const Blocks groups;
 
  private:
@@ -172,7 +175,8 @@ class FusedPlan {
 
   Cut cut(std::int64_t batch, std::int64_t taps, int threads) const {
     const std::int64_t stride = h.base.out.stride * w.base.out.stride, wanted = 4 * larger(threads, 1);
-    std::int64_t pixels = larger(kInputs / (channels.in * depth_limit() * h.q_step * w.q_step), kFewPixels);
+    const std::int64_t read = h.q_step * w.q_step;  // source positions a pixel takes
+    std::int64_t pixels = larger(kInputs / (channels.in * depth_limit() * read), larger(kFewPixels / read, kLeastPixels));
     pixels = smaller(smaller(pixels, kMostPixels), larger(kSums / (channels.most_width() * stride), kLeastPixels));
     const std::int64_t positions = batch * length(d.base.q) * length(h.base.q) * length(w.base.q) * groups.count;
     // Fewer pixels where that gives every thread its share, unless each would then read many weights: these are shared out.

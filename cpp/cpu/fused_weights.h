@@ -56,7 +56,7 @@ class FusedWeights {
     return {index / chunks / blocks, index / chunks % blocks, index % chunks};
   }
 
-  // Lays out one piece; returns whether its weights are finite.
+  // Lays out one piece; returns false where a weight is Inf or NaN that the padding is multiplied by.
   bool pack(const Piece& at, float* out) const {
     const FusedChannels& channels = plan_.channels;
     const std::int64_t width = channels.block_vectors(at.block) * kLanes<float>;
@@ -80,7 +80,7 @@ class FusedWeights {
         } else {
           copy(from, out_stride, lanes, to);
         }
-        for (std::int64_t t = 0; t < taps_; ++t) {
+        for (std::int64_t t = 0; t < (plan_.multiplies_padding ? taps_ : 0); ++t) {
           if (slots_[t] >= 0) defect = multiply_add(load(to.data + slots_[t] * to.pitch), 0.0f, defect);
         }
       }
