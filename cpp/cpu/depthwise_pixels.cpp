@@ -3,6 +3,7 @@
 #include "activation.h"
 #include "correlate_plan.h"
 #include "parallel.h"
+#include "wide.h"
 
 namespace upfold::cpu::UPFOLD_ISA {
 namespace {
@@ -45,17 +46,6 @@ class AxisTaps {
   const Table<Tap> taps_;
 };
 
-template <typename R, typename T>
-UPFOLD_INLINE Vector<R> load_as(const T* from) {
-  if constexpr (std::is_same_v<T, R>) {
-    return load(from);
-  } else {
-    R lane[kLanes<R>];
-    for (int i = 0; i < kLanes<R>; ++i) lane[i] = widen(from[i]);
-    return load(lane);
-  }
-}
-
 // The products of one output pixel: x[t][c] * weights[t][c].
 template <typename T>
 struct PixelTerms {
@@ -71,7 +61,7 @@ UPFOLD_INLINE void sum_channels(const PixelTerms<T>& terms, const R* bias, std::
   for (std::int64_t t = 0; t < terms.count; ++t) {
     for (int v = 0; v < V; ++v) {
       const std::int64_t at = c + v * kLanes<R>;
-      sum[v] = multiply_add_lanes<R>(load_as<R>(terms.x[t] + at), load(terms.weights[t] + at), sum[v]);
+      sum[v] = multiply_add_lanes<R>(load_wide(terms.x[t] + at), load(terms.weights[t] + at), sum[v]);
     }
   }
   for (int v = 0; v < V; ++v) store(sum[v] + load(bias + c + v * kLanes<R>), out + c + v * kLanes<R>);

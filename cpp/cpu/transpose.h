@@ -1,18 +1,10 @@
 // Blocks of float transposed in registers on their way between channel-major and pixel-major layouts.
 #pragma once
 
-#include "number.h"
+#include "wide.h"
 #include "zip.h"
 
 namespace upfold::cpu::UPFOLD_ISA {
-
-UPFOLD_INLINE Vector<float> load_wide(const float* from) { return load(from); }
-template <typename T>
-UPFOLD_INLINE Vector<float> load_wide(const T* from) {
-  float lane[kLanes<float>];
-  for (int i = 0; i < kLanes<float>; ++i) lane[i] = widen(from[i]);
-  return load(lane);
-}
 
 // Channels taken together on the way in: a vector then holds kLanes / kTransposed pixels.
 constexpr int kTransposed = kLanes<float> < 8 ? kLanes<float> : 8;

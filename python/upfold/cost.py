@@ -9,8 +9,9 @@ import torch
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .problem import DTYPE_BYTES, Operator, Problem
 
-# For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine
-# measured on 50 layers and three operators. They are no rates of that machine; only their proportions matter.
+# For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine, and
+# of fused the same with AVX2 alone, measured on 50 layers and three operators. They are no rates of that machine; only their
+# proportions matter.
 _CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6, "fused": 10e-6}  # beside the work
 _CPU_BYTES = 8e9  # a second, of memory
 _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
@@ -21,7 +22,8 @@ _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half 
 _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 _CPU_FUSED_FLOPS = 115e9  # a second, of the fused kernel where its vectors are full
 _CPU_FUSED_LANES = 8  # of a vector
-_CPU_FUSED_PACK_BYTES = 8e9
+_CPU_FUSED_PACK_BYTES = 16e9
+_CPU_WIDEN_BYTES = 1.7e9  # a second, of the copy in float32 that gemm makes of a 16-bit weight
 
 # Fitted to `benchmarks/results/nvidia-h200.json`, so that the choice agrees with it: over its 235 layers, types and gradients it
 # is 1 % from the best method in geometric mean, and more than 20 % on three. Like those above they are no rates: products of
@@ -66,6 +68,8 @@ def _on_cpu(name: str, problem: Problem) -> float:
         columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
         depth = problem.in_channels_per_group
         rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
+        if DTYPE_BYTES[problem.dtype] < element:
+            seconds += _weight_bytes(problem) / _CPU_WIDEN_BYTES
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     if name == "fused":
         channels = problem.in_channels_per_group if problem.operator is Operator.CONV else problem.out_channels_per_group
