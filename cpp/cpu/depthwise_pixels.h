@@ -1,4 +1,4 @@
-// conv_transpose with as many groups as channels in channels_last: the channels of a pixel are the vectors.
+// conv_transpose and conv with as many groups as channels in channels_last: the channels of a pixel are the vectors.
 #pragma once
 
 #include "api.h"
@@ -10,7 +10,7 @@ namespace upfold::cpu::UPFOLD_ISA {
 template <typename T>
 bool is_depthwise_pixels(const Problem& p);
 
-// No product is ever taken with the padding, so any weight will do. The sums are those of correlate_direct bit for bit.
+// No product is ever taken with the padding, so any weight will do.
 template <typename T>
 void depthwise_pixels_direct(const Problem& p, const Operands& operands, int threads);
 
