@@ -27,7 +27,7 @@ LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**2
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
 # depthwise takes one input channel in each group, on a GPU only; the others take every layer.
 GENERAL_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "depthwise")
-# fused has no gradients of its own, and runs on a GPU only.
+# fused takes neither wide types nor, on a GPU, gradients: asked for by name, it leaves those to `auto`.
 FORWARD_ALGORITHMS = (*ALGORITHMS, "fused")
 
 
@@ -35,7 +35,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def grid(cases: Sequence[Case], dtypes: Sequence[torch.dtype], algorithms: Iterable[str] = ALGORITHMS) -> pytest.MarkDecorator:
+def grid(
+    cases: Sequence[Case], dtypes: Sequence[torch.dtype], algorithms: Iterable[str] = FORWARD_ALGORITHMS
+) -> pytest.MarkDecorator:
     """Parametrise over algorithm, case, dtype; the case changes slowest, so that its reference is computed once."""
     rows = [
         pytest.param(algorithm, case, dtype, id=f"{algorithm}-{case.name}-{dtype_name(dtype)}")

@@ -405,7 +405,7 @@ def test_a_config_is_measured_under_its_own_name(monkeypatch):
     monkeypatch.setattr(direct, "configs", lambda problem, device: (0, 3))
     monkeypatch.setattr(direct, "prepare", lambda problem, config, device: (seen.append(config), prepare(problem, 0, device))[1])
     result = compare.compare_case(cases.find("k4s2p1"), compare.Conditions(seconds=0.002, configs=True))
-    assert [row.method for row in result.rows if row.ours and row.seconds] == ["gemm", "direct", "direct#3"]
+    assert [row.method for row in result.rows if row.ours and row.seconds] == ["gemm", "direct", "direct#3", "fused"]
     assert seen == [0, 3]
     assert result.row("direct#3").note.startswith("config 3")
 

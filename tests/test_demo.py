@@ -96,7 +96,7 @@ def test_demo_writes_its_pictures_and_prints_its_figures(tmp_path):
     image = pytest.importorskip("matplotlib.image", reason="the demo's pictures need matplotlib")
     from upfold import demo
 
-    console = console_module.Console(file=io.StringIO(), width=160)
+    console = console_module.Console(file=io.StringIO(), width=200)
     found = demo.run(tmp_path / "demo", device="cpu", size=128, seconds=0.002, console=console)
     text = console.file.getvalue()
     assert found.psnr_torch > 120

@@ -122,9 +122,9 @@ def test_gradients_of_torch_peer(case, dtype, device):
         assert_exact(one, other, what)
 
 
-@grid(cases.by_tier("smoke"), (torch.float32, torch.bfloat16))
+@grid(cases.by_tier("smoke", "edge"), (torch.float32, torch.bfloat16))
 def test_channels_last(algorithm, case, dtype, device):
-    x, w, b = case.tensors(dtype, device, exact=True)
+    x, w, b = case.scaled(0.02).tensors(dtype, device, exact=True)
     if case.ndim == 1:
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     else:
@@ -135,6 +135,21 @@ def test_channels_last(algorithm, case, dtype, device):
     if case.ndim > 1:
         w = w.contiguous(memory_format=torch.channels_last if case.ndim == 2 else torch.channels_last_3d)
         assert_exact(ours((x, w, b), case.geometry, algorithm), want)
+
+
+@grid(cases.by_tier("smoke", "edge"), (torch.float32, torch.bfloat16))
+def test_gradients_in_channels_last(algorithm, case, dtype, device):
+    if case.ndim == 1:
+        pytest.skip("a memory format of two and three axes")
+    operands, grad, want = _backward_case(case.scaled(0.003), is_complex=False)
+    last = torch.channels_last if case.ndim == 2 else torch.channels_last_3d
+    x, w, b = (_cast(tensor, dtype, device) for tensor in operands)
+    leaves = x.contiguous(memory_format=last).requires_grad_(), w.requires_grad_()
+    skip_if_refused(algorithm, (*leaves, b), case.geometry)
+    y = ours((*leaves, b), case.geometry, algorithm)
+    got = torch.autograd.grad(y, leaves, _cast(grad, dtype, device).contiguous(memory_format=last))
+    for what, one, other in zip(("x.grad", "w.grad"), got, want):
+        assert_exact(one, other, what)
 
 
 @grid(cases.by_tier("smoke"), (torch.float32,))

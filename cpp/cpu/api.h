@@ -33,6 +33,11 @@ struct Operands {
 std::int64_t direct_workspace_bytes(const Problem& p, int threads);
 void direct(const Problem& p, const Operands& operands, int threads);
 
+// The fused method, for kConvTranspose and kConv of float32 and 16-bit types; operands and workspace as above.
+// fused_workspace_bytes is -1 where a tile of the input would not fit a thread's scratch.
+std::int64_t fused_workspace_bytes(const Problem& p, int threads);
+void fused(const Problem& p, const Operands& operands, int threads);
+
 // The instruction set in use: "avx512", "avx2" or "portable". UPFOLD_CPU_ISA lowers it.
 std::string instruction_set();
 

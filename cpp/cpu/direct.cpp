@@ -4,6 +4,7 @@
 #include "correlate.h"
 #include "correlate_weight.h"
 #include "depthwise.h"
+#include "depthwise_pixels.h"
 #include "isa.h"
 #include "strict.h"
 
@@ -23,6 +24,7 @@ void direct(const Problem& p, const Operands& operands, int threads) {
   with_element_type(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
     if (p.op == Operator::kConvTransposeWeight) return correlate_weight<T>(p, operands, threads);
+    if (is_depthwise_pixels<T>(p)) return depthwise_pixels_direct<T>(p, operands, threads);
     const auto blocked = is_depthwise<T>(p) ? depthwise_direct<T> : correlate_direct<T>;
     if (!blocked(p, operands, threads)) strict_direct<T>(p, operands, threads);
   });

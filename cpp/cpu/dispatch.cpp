@@ -109,6 +109,21 @@ void check(const Problem& p, const ColumnBlock& block, Dtype column_dtype) {
           " pixels of the block");
 }
 
+void check_fused(const Problem& p) {
+  const std::int32_t op = static_cast<std::int32_t>(p.op), dtype = static_cast<std::int32_t>(p.dtype);
+  require(op <= 1, "op = ", op, "; fused has no gradient of the weight");
+  require(dtype == 0 || dtype == 2 || dtype == 3, "dtype = ", dtype, "; fused takes float32, float16 and bfloat16");
+}
+
+// For the result of a large problem.
+void advise_large_pages(const Problem& p, const Operands& operands) {
+  if (p.op == Operator::kConvTranspose) {
+    upfold::cpu::advise_large_pages(operands.y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
+  } else if (p.op == Operator::kConv) {
+    upfold::cpu::advise_large_pages(operands.x, {p.batch, p.in_channels, p.in_d, p.in_h, p.in_w}, p.x, p.dtype);
+  }
+}
+
 }  // namespace
 
 #if defined(UPFOLD_HAVE_avx512) && defined(UPFOLD_HAVE_avx2)
@@ -147,12 +162,21 @@ std::int64_t direct_workspace_bytes(const Problem& p, int threads) {
 
 void direct(const Problem& p, const Operands& operands, int threads) {
   check(p);
-  if (p.op == Operator::kConvTranspose) {
-    advise_large_pages(operands.y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
-  } else if (p.op == Operator::kConv) {
-    advise_large_pages(operands.x, {p.batch, p.in_channels, p.in_d, p.in_h, p.in_w}, p.x, p.dtype);
-  }
+  advise_large_pages(p, operands);
   UPFOLD_CALL(direct, p, operands, threads);
+}
+
+std::int64_t fused_workspace_bytes(const Problem& p, int threads) {
+  check(p);
+  check_fused(p);
+  UPFOLD_CALL(fused_workspace_bytes, p, threads);
+}
+
+void fused(const Problem& p, const Operands& operands, int threads) {
+  check(p);
+  check_fused(p);
+  advise_large_pages(p, operands);
+  UPFOLD_CALL(fused, p, operands, threads);
 }
 
 std::string instruction_set() { return kIsaNames[static_cast<int>(chosen_isa())]; }

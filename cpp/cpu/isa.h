@@ -12,6 +12,8 @@
   void im2col(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* y, void* columns, int threads);     \
   std::int64_t direct_workspace_bytes(const Problem& p, int threads);                                                         \
   void direct(const Problem& p, const Operands& operands, int threads);                                                       \
+  std::int64_t fused_workspace_bytes(const Problem& p, int threads);                                                          \
+  void fused(const Problem& p, const Operands& operands, int threads);                                                        \
   }
 
 UPFOLD_DECLARE_KERNELS(portable)

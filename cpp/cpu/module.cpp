@@ -27,10 +27,11 @@ void im2col(const Problem& p, const ColumnBlock& block, int column_dtype, std::u
   upfold::cpu::im2col(p, block, static_cast<Dtype>(column_dtype), pointer(y), pointer(columns), threads);
 }
 
-void direct(const Problem& p, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
-            int threads) {
+template <void (*run)(const Problem&, const upfold::cpu::Operands&, int)>
+void call(const Problem& p, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+          int threads) {
   const py::gil_scoped_release release;
-  upfold::cpu::direct(p, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, threads);
+  run(p, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, threads);
 }
 
 }  // namespace
@@ -43,8 +44,11 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("im2col", &im2col, py::arg("problem"), py::arg("block"), py::arg("column_dtype"), py::arg("y"), py::arg("columns"),
         py::arg("threads"));
   m.def("direct_workspace_bytes", &upfold::cpu::direct_workspace_bytes, py::arg("problem"), py::arg("threads"));
-  m.def("direct", &direct, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-        py::arg("threads"));
+  m.def("direct", &call<upfold::cpu::direct>, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
+        py::arg("workspace"), py::arg("threads"));
+  m.def("fused_workspace_bytes", &upfold::cpu::fused_workspace_bytes, py::arg("problem"), py::arg("threads"));
+  m.def("fused", &call<upfold::cpu::fused>, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
+        py::arg("workspace"), py::arg("threads"));
   m.def("instruction_set", &upfold::cpu::instruction_set);
   m.def("threading", &upfold::cpu::threading);
   m.def("compiler", &upfold::compiler_name);

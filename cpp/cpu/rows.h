@@ -42,7 +42,7 @@ struct PhaseGroup {
 
 // All non-empty phases of an axis, at most min(stride, kernel) of them, in the order of their first taps.
 UPFOLD_INLINE std::int64_t phase_group_limit(const Axis& a) { return smaller(a.stride, a.kernel); }
-static std::int64_t list_phase_groups(const Axis& a, const Table<PhaseGroup>& groups) {
+UPFOLD_INLINE std::int64_t list_phase_groups(const Axis& a, const Table<PhaseGroup>& groups) {
   const std::int64_t gcd = greatest_common_divisor(a.stride, a.dilation);
   const std::int64_t tap_step = a.stride / gcd;
   const std::int64_t count = smaller(tap_step, a.kernel);

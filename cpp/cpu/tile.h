@@ -105,6 +105,25 @@ UPFOLD_INLINE Vector<R> multiply_add(Vector<R> x, R w, Vector<R> sum) {
 }
 #endif
 
+// The same with a weight for each lane.
+template <typename R>
+UPFOLD_INLINE Vector<R> multiply_add_lanes(const Vector<R>& x, const Vector<R>& w, const Vector<R>& sum) {
+  constexpr bool is_float = std::is_same_v<R, float>;
+#if defined(__AVX512F__)
+  if constexpr (is_float) return Vector<R>(_mm512_fmadd_ps(__m512(x), __m512(w), __m512(sum)));
+  if constexpr (!is_float) return Vector<R>(_mm512_fmadd_pd(__m512d(x), __m512d(w), __m512d(sum)));
+#elif defined(__FMA__)
+  if constexpr (is_float) return Vector<R>(_mm256_fmadd_ps(__m256(x), __m256(w), __m256(sum)));
+  if constexpr (!is_float) return Vector<R>(_mm256_fmadd_pd(__m256d(x), __m256d(w), __m256d(sum)));
+#elif defined(__aarch64__) && defined(__GNUC__)
+  if constexpr (is_float) return Vector<R>(vfmaq_f32(float32x4_t(sum), float32x4_t(x), float32x4_t(w)));
+  if constexpr (!is_float) return Vector<R>(vfmaq_f64(float64x2_t(sum), float64x2_t(x), float64x2_t(w)));
+#else
+  static_cast<void>(is_float);
+  return sum + x * w;
+#endif
+}
+
 // One tap of a phase: where its pixels start relative to the output pixel, and its index in the packed weights.
 struct TapOffset {
   std::int64_t pixel, tap;

@@ -9,9 +9,10 @@ import torch
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .problem import DTYPE_BYTES, Operator, Problem
 
-# For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine
-# measured on 50 layers and three operators. They are no rates of that machine; only their proportions matter.
-_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6}  # beside the work
+# For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine, and
+# of fused the same with AVX2 alone, measured on 50 layers and three operators. They are no rates of that machine; only their
+# proportions matter.
+_CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6, "fused": 10e-6}  # beside the work
 _CPU_BYTES = 8e9  # a second, of memory
 _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
 _CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
@@ -19,6 +20,10 @@ _CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches hal
 _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
 _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
 _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
+_CPU_FUSED_FLOPS = 115e9  # a second, of the fused kernel where its vectors are full
+_CPU_FUSED_LANES = 8  # of a vector
+_CPU_FUSED_PACK_BYTES = 16e9
+_CPU_WIDEN_BYTES = 1.7e9  # a second, of the copy in float32 that gemm makes of a 16-bit weight
 
 # Fitted to `benchmarks/results/nvidia-h200.json`, so that the choice agrees with it: over its 235 layers, types and gradients it
 # is 1 % from the best method in geometric mean, and more than 20 % on three. Like those above they are no rates: products of
@@ -53,8 +58,8 @@ def _on_cpu(name: str, problem: Problem) -> float:
     """Predict the time of a method on one CPU thread from the bytes it moves and the products it takes.
 
     gemm multiplies at the rate of a BLAS but writes and reads its columns; direct has no columns, and multiplies slower, on the
-    short rows of small maps much slower. Threads divide both alike, so that the choice, and with it every bit of the result,
-    does not depend on their number.
+    short rows of small maps much slower; fused is as fast on these, and slower where a group's channels fill no vector. Threads
+    divide all alike, so that the choice, and with it every bit of the result, does not depend on their number.
     """
     element = max(4, DTYPE_BYTES[problem.dtype])
     seconds = _CPU_CALL_SECONDS[name] + problem.bytes / _CPU_BYTES
@@ -63,10 +68,21 @@ def _on_cpu(name: str, problem: Problem) -> float:
         columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
         depth = problem.in_channels_per_group
         rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
+        if DTYPE_BYTES[problem.dtype] < element:
+            seconds += _weight_bytes(problem) / _CPU_WIDEN_BYTES
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
+    if name == "fused":
+        channels = problem.in_channels_per_group if problem.operator is Operator.CONV else problem.out_channels_per_group
+        lanes = -(-channels // _CPU_FUSED_LANES) * _CPU_FUSED_LANES
+        return seconds + _weight_bytes(problem) / _CPU_FUSED_PACK_BYTES + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
     row = problem.in_size[2]
-    weight = problem.in_channels * problem.out_channels_per_group * problem.taps * element
-    return seconds + weight / _CPU_PACK_BYTES + problem.flops / (_CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW))
+    rate = _CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW)
+    return seconds + _weight_bytes(problem) / _CPU_PACK_BYTES + problem.flops / rate
+
+
+def _weight_bytes(problem: Problem) -> float:
+    """Bytes of the weight in the type that it is multiplied in."""
+    return problem.in_channels * problem.out_channels_per_group * problem.taps * max(4, DTYPE_BYTES[problem.dtype])
 
 
 def _on_gpu(name: str, problem: Problem, device: torch.device) -> float:

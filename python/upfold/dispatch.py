@@ -26,7 +26,7 @@ _DEFAULT_WORKSPACE_MB_GPU = 256.0
 _NEVER_CHOSEN = ("gemm_atomic", "torch")
 # What `tune` times: by a measurement even torch may be chosen.
 MAY_BE_TUNED = tuple(name for name in REGISTRY if name != "gemm_atomic")
-# Asked for by name, they leave the gradients to `auto`.
+# Asked for by name, they leave the gradients that they refuse to `auto`.
 _FORWARD_ONLY = ("fused",)
 # The algorithm that stands in where none of ours runs.
 FALLBACK = "torch"
@@ -203,10 +203,10 @@ def plan(problem: Problem, device: torch.device, algorithm: str | None = None) -
     """
     if algorithm is not None and algorithm != "auto":
         check_name(algorithm)
-        if algorithm in _FORWARD_ONLY and problem.operator is not Operator.CONV_TRANSPOSE:
-            return _automatic(problem, device, fallback_allowed(), tuned_allowed())
         refusal = REGISTRY[algorithm].reject(problem, device)
         if refusal is not None:
+            if algorithm in _FORWARD_ONLY and problem.operator is not Operator.CONV_TRANSPOSE:
+                return _automatic(problem, device, fallback_allowed(), tuned_allowed())
             raise InvalidArgument(
                 f"algorithm = {algorithm!r}; it refuses this problem: {refusal}; " + _others(problem, device, algorithm)
             )

@@ -54,3 +54,13 @@ def enqueue_tensors(enqueue: Enqueue, tensors: Tensors, workspace: torch.Tensor 
         0 if workspace is None else workspace.data_ptr(),
         stream,
     )
+
+
+def on_cpu(kernel: Callable[..., None], problem: Problem) -> Enqueue:
+    """A kernel of the CPU module, bound to a problem and its threads."""
+    struct, threads = problem.cpu, problem.threads
+
+    def call(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
+        kernel(struct, x, w, bias, y, workspace, threads)
+
+    return call

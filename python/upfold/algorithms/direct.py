@@ -9,7 +9,7 @@ import torch
 from .. import native
 from ..problem import Problem
 from . import cuda
-from .base import Enqueue, Tensors, enqueue_tensors
+from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
 
 
 class Direct:
@@ -36,12 +36,7 @@ class Direct:
         """Bind the kernel of `problem.operator`."""
         if device.type != "cpu":
             return cuda.prepare_direct(problem, config, device)
-        direct, struct, threads = native.cpu().direct, problem.cpu, problem.threads
-
-        def call(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
-            direct(struct, x, w, bias, y, workspace, threads)
-
-        return call
+        return on_cpu(native.cpu().direct, problem)
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the kernel of `problem.operator`."""

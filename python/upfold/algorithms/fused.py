@@ -1,4 +1,4 @@
-"""The fused method: one pass on a GPU's tensor cores, with no column matrix."""
+"""The fused method: one pass on a GPU's tensor cores or a CPU's vectors, with no column matrix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda
-from .base import Enqueue, Tensors, enqueue_tensors
+from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
 _LEAST_CAPABILITY = (8, 0)
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
 _VECTORS = 4  # of 16 bytes, which these are; some tiles take more
+_LEAST_CPU_CHANNELS = 4  # fewer leave most of a vector empty
 
 
 class _Rates(NamedTuple):
@@ -82,12 +84,14 @@ _NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a 
 
 
 class Fused:
-    """Multiplies on tensor cores and writes every output once, bias and activation included."""
+    """Multiplies tiles of the input and writes every output once, bias and activation included."""
 
     name = "fused"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
         """Refuse devices without tensor cores, the adjoints, other dtypes, full float32, and caps below the packed weight."""
+        if device.type == "cpu":
+            return _reject_on_cpu(problem)
         reason = cuda.missing(device)
         if reason is not None:
             return reason
@@ -107,16 +111,22 @@ class Fused:
         return None
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """The tiles that fit, least predicted time first."""
+        """The tiles that fit, least predicted time first; one way only on a CPU."""
+        if device.type == "cpu":
+            return (0,)
         predicted = _microseconds(problem, cuda.index(device))
         return sorted(predicted, key=lambda config: predicted[config])
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """Bytes of the packed weight."""
+        if device.type == "cpu":
+            return max(0, _cpu_workspace_bytes(problem))
         return _workspace_bytes(problem, config, cuda.index(device))
 
     def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue:
         """Bind the packing and the kernel to a problem, a tile and a device."""
+        if device.type == "cpu":
+            return on_cpu(native.cpu().fused, problem)
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         return call
 
@@ -127,6 +137,30 @@ class Fused:
 
 def _call(problem: Problem, config: int, device: int) -> Any:
     return cuda.module().FusedCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
+
+
+def _reject_on_cpu(problem: Problem) -> str | None:
+    """Refuse the weight gradient, wide types, groups of few channels, far taps, and caps below the packed weight."""
+    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+        return "it has no gradient of the weight; direct and gemm have"
+    if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"its vectors are float32; {str(problem.dtype).removeprefix('torch.')} is left to direct"
+    adjoint = problem.operator is Operator.CONV
+    channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
+    if channels < _LEAST_CPU_CHANNELS:
+        return f"its vectors are the result's channels, and a group has {channels}; direct makes vectors of pixels"
+    needed = _cpu_workspace_bytes(problem)
+    if needed < 0:
+        return "its taps reach too far for a tile of the input to fit"
+    if needed > problem.workspace_cap:
+        return f"its copy of the weight takes {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _cpu_workspace_bytes(problem: Problem) -> int:
+    needed: int = native.cpu().fused_workspace_bytes(problem.cpu, problem.threads)
+    return needed
 
 
 @lru_cache(maxsize=4096)
