@@ -49,10 +49,43 @@ def test_every_tile_is_exact(case, dtype, last, device):
         pytest.skip(refusal)
     want = reference((x, w, b), case.geometry)
     for config in FUSED.configs(problem, device):
-        if FUSED.workspace_bytes(problem, config, device) > problem.workspace_cap:
-            continue
         with use_config(config):
             assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_inputs_beyond_the_cap_are_packed_in_parts(dtype, device):
+    """Tiles that copy x take as many samples at a time as the cap allows; the last part may be smaller."""
+    case = dataclasses.replace(
+        cases.find("k7s2p3op1-32-64@128"), batch=3
+    )  # too few channels for partial sums, which are no smaller
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    arguments = tuple(geometry_arguments(case.geometry).values())
+    whole = describe(x, w, b, arguments)
+    want = reference((x, w, b), case.geometry)
+    needed = {config: FUSED.workspace_bytes(whole, config, device) for config in FUSED.configs(whole, device)}
+    parted = 0
+    for megabytes in (2, 3, 5):
+        with upfold.use(workspace_mb=megabytes):
+            capped = describe(x, w, b, arguments)
+            for config in FUSED.configs(capped, device):
+                parted += FUSED.workspace_bytes(capped, config, device) < needed[config]
+                with use_config(config):
+                    assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+    assert parted > 0
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("name", ["k2s2", "k4s2p1", "dcgan-128-64@16", "seed3-wide-kernel"])
+def test_every_tile_applies_the_activation(name, activation, device):
+    """Some tiles store from registers what others stage, by activation."""
+    case = cases.find(name).scaled(LIMIT)
+    x, w, b = case.tensors(torch.bfloat16, device, exact=True, bias=True)
+    want = getattr(torch, activation)(reference((x, w, b), case.geometry)).to(torch.bfloat16)
+    for config in FUSED.configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            got = ours((x, w, b), case.geometry, "fused", activation=activation)
+            torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
 
 
 def test_gradients_are_left_to_auto(device):

@@ -103,22 +103,18 @@ class Fused:
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
         if problem.dtype is torch.float32 and not problem.allow_tf32:
             return "torch's convolution switch asks for full float32; it would round to TF32"
-        configs = self.configs(problem, device)
-        if not configs:
+        if not _microseconds(problem, cuda.index(device)):
             return "its taps reach too far, or a count of positions is beyond 2^30"
-        if self.workspace_bytes(problem, configs[0], device) > problem.workspace_cap:
+        if not self.configs(problem, device):
             return f"its copy of the weight is beyond the cap of {problem.workspace_cap} bytes; raise UPFOLD_WORKSPACE_MB"
         return None
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """The tiles that fit, least predicted time first; one way only on a CPU."""
-        if device.type == "cpu":
-            return (0,)
-        predicted = _microseconds(problem, cuda.index(device))
-        return sorted(predicted, key=lambda config: predicted[config])
+        """The tiles that fit under the workspace cap, least predicted time first; one way only on a CPU."""
+        return (0,) if device.type == "cpu" else _affordable(problem, cuda.index(device))
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
-        """Bytes of the packed weight."""
+        """Bytes of the packed weight, and on a GPU of packed inputs and partial sums where a tile has them."""
         if device.type == "cpu":
             return max(0, _cpu_workspace_bytes(problem))
         return _workspace_bytes(problem, config, cuda.index(device))
@@ -206,6 +202,14 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     return predicted
 
 
+@lru_cache(maxsize=4096)
+def _affordable(problem: Problem, device: int) -> tuple[int, ...]:
+    predicted = _microseconds(problem, device)
+    affordable = [config for config in predicted if _workspace_bytes(problem, config, device) <= problem.workspace_cap]
+    return tuple(sorted(affordable, key=lambda config: predicted[config]))
+
+
 def predicted_seconds(problem: Problem, device: torch.device) -> float:
     """Predict the time of the best tile, of a problem that is not rejected."""
-    return 1e-6 * min(_microseconds(problem, cuda.index(device)).values())
+    number = cuda.index(device)
+    return 1e-6 * _microseconds(problem, number)[_affordable(problem, number)[0]]
