@@ -150,8 +150,7 @@ struct FusedOperands {
 // Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
 // one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
 // has output channels times taps. Tiles of warpgroups (compute capability 9.0 alone) also name the products of one row of units,
-// the groups of 8 units of each; those whose rows are pixels the bytes of the sums that they
-// stage; elsewhere these are 0.
+// the groups of 8 units of each; those whose rows are pixels the bytes of the sums that they stage; elsewhere these are 0.
 struct FusedTileSize {
   int channels, phases_h, phases_w, units, vectors, threads, blocks;
   int products, product_groups, staged_bytes;

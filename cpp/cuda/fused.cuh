@@ -17,6 +17,8 @@ constexpr int kMostShifts = 128;    // in the box of displacements
 constexpr int kMostPhases = 4;      // of one set
 constexpr int kWordBytes = 16;      // of one such vector
 constexpr int kSwizzleBytes = 512;  // what the patches of warpgroups are aligned to
+// Buffers that the barriers of a block are made for: of patches of packed x; of raw x and of weights, where rows are pixels.
+constexpr int kMostPatches = 4, kMostRawBuffers = 8, kMostWeightBuffers = 32;
 
 struct FusedAxis {
   AxisTaps<std::int32_t> taps;
@@ -41,8 +43,8 @@ struct FusedRaw {
 // How blocks whose rows are pixels read raw x, in bytes: from a pixel to the next, from a word of 32 bits of channels to the
 // next, to the fourth behind it, and to the next 8 words; and to the first pixel of a row.
 struct PixelReads {
-  // Words as they lie; 8 x 8 matrices, which are turned when they are read; words of two 16-bit halves that lie apart.
-  // And words of two neighbouring pixels at a time.
+  // Words as they lie; 8 x 8 matrices, which are turned when they are read; words of two 16-bit halves that lie apart; words of
+  // two neighbouring pixels at a time, by lanes whose rows these are, and as they lie by others.
   enum Kind : std::int32_t { kWords, kMatrices, kHalves, kPairs };
   Kind kind;
   std::int32_t pixel, word, half, step, skew;
@@ -64,9 +66,9 @@ struct FusedJob {
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead, raw or packed
   std::int32_t lead;                    // chunks of x by which one of two warpgroups is ahead, where rows are pixels
-  std::int32_t weight_buffers;          // stages of weights, of blocks whose rows are pixels
-  bool direct, joined;                  // width phases of a unit, or of two, are one aligned vector; of those blocks too
-  bool resident;                        // these hold all of the weights, and a block keeps its channels and phases
+  std::int32_t weight_buffers;          // stages of weights, of warpgroups
+  bool direct, joined;                  // outputs of a unit in all width phases, or of two, are one aligned vector of y
+  bool resident;                        // the buffers hold all of the weights, and a block keeps its channels and phases
   std::int32_t group_pitch;             // pixels of the patch from 8 units of a warpgroup product to the next
   bool flat;                            // one shift at most: a tile is a run of units of all samples, its patch is its units
   bool dense_y;                         // 16 bytes of channels of y are one aligned vector

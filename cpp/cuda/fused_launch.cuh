@@ -15,8 +15,8 @@
   DO(5, Value, 1, 2, 2, 1, 8, 4, 4, 2) \
   DO(6, Value, 1, 2, 2, 4, 1, 4, 4, 4)
 
-// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, and whether x
-// is packed first.
+// Tiles of warpgroups, numbered after them: kPhasesH, kPhasesW, kWarpsM, kInsts, kInstN8, and whether x is packed
+// first.
 #define UPFOLD_WARPGROUP_TILES(DO, Value) \
   DO(7, Value, 1, 2, 8, 1, 16, false)     \
   DO(8, Value, 1, 2, 4, 1, 16, false)     \

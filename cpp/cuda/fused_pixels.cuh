@@ -15,8 +15,6 @@
 
 namespace upfold::cuda {
 
-constexpr int kMostRawBuffers = 8, kMostWeightBuffers = 32;
-
 #if UPFOLD_WARPGROUPS
 template <typename Tile>
 struct PixelShared {

@@ -16,9 +16,9 @@ constexpr std::int64_t kMostPatch = 4096;      // inputs of a patch
 constexpr std::int64_t kFixedBytes = 3 << 10;  // of shared memory that a block takes beside what is counted here
 // The same of blocks of warpgroups.
 constexpr std::int64_t kGroupStageBytes = 12 << 10, kWholeStageBytes = 64 << 10, kGroupFixedBytes = 22 << 10;
-// And of those whose rows are pixels; buffers as in fused_pixels.cuh.
+// And of those whose rows are pixels; buffers of weights at the least.
 constexpr std::int64_t kPixelStageBytes = 16 << 10, kPixelFixedBytes = 2 << 10;
-constexpr int kWeightBuffers = 4, kPixelStages = 24, kFewPixelStages = 16, kMostResident = 32, kMostRaw = 8, kMostInputs = 4;
+constexpr int kWeightBuffers = 4, kPixelStages = 24, kFewPixelStages = 16;
 
 int log2_ceil(std::int64_t v) {
   int log = 0;
@@ -278,7 +278,7 @@ class Planner {
     plan_.input_blocks = unsigned(ceil_div(all, 256));
     plan_.workspace_bytes += all * tile_.vectors * kWordBytes;
     job.raw_buffers = 2;
-    while (job.raw_buffers < kMostInputs && plan_.shared_bytes + patch_bytes(pixels) <= most)
+    while (job.raw_buffers < kMostPatches && plan_.shared_bytes + patch_bytes(pixels) <= most)
       ++job.raw_buffers, plan_.shared_bytes += int(patch_bytes(pixels));
     return true;
   }
@@ -308,11 +308,11 @@ class Planner {
     const std::int64_t all = job.split_chunks * ceil_div(box_, job.group_shifts), used = kAimBlocks / combinations * combinations;
     const std::int64_t more = (all - job.weight_buffers) * stage;
     // Three buffers of x at the least, and nine of ten multiprocessors.
-    if (p_.groups == 1 && all <= kMostResident && plan_.shared_bytes + more + job.raw_bytes <= most &&
+    if (p_.groups == 1 && all <= kMostWeightBuffers && plan_.shared_bytes + more + job.raw_bytes <= most &&
         used * 10 >= kAimBlocks * 9) {
       job.resident = true, job.weight_buffers = std::int32_t(all), plan_.shared_bytes += int(more);
     }
-    while (job.raw_buffers < kMostRaw && plan_.shared_bytes + job.raw_bytes <= most)
+    while (job.raw_buffers < kMostRawBuffers && plan_.shared_bytes + job.raw_bytes <= most)
       ++job.raw_buffers, plan_.shared_bytes += job.raw_bytes;
     // What the first leaves behind stays until the second has read it, while two more chunks are copied. Weights that do not stay
     // would not last so long: the first would wait for those that the second has not released.

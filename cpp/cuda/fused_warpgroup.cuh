@@ -16,8 +16,6 @@
 
 namespace upfold::cuda {
 
-constexpr int kMostPatches = 4;
-
 template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, bool kPackedInputs_>
 struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
   static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_;
@@ -32,16 +30,7 @@ struct WarpgroupShared {
   float4 staging[8][kStagedVectors];
 };
 
-// The next of kCount buffers that take turns, and the parity of the phase of its barriers.
-template <int kCount>
-struct Turn {
-  std::uint32_t at = 0, parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++at == kCount) at = 0, parity ^= 1;
-  }
-};
-
-// The same of a number of buffers that the kernel is told.
+// The next of `count` buffers that take turns, and the parity of the phase of its barriers.
 struct Ring {
   std::uint32_t count, at = 0, parity = 0;
   __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
@@ -172,7 +161,7 @@ struct WarpgroupBlock {
     const bool two = job.raw_buffers == 2;
     copy_next(x, source, 0);
     if (two) copy_next(x, source, 1);
-    Turn<2> buffer;
+    Ring buffer(2);
     std::uint32_t from = 0;
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
