@@ -70,8 +70,9 @@ def test_strides_are_torchs(ndim, dtype, device):
 @pytest.mark.parametrize("ndim", [2, 3])
 def test_every_algorithm_gives_the_same_format(algorithm, ndim, device):
     geometry = make_geometry(ndim, 2, 1, 1, 2, 1)
-    x = torch.randn((2, 4, *[3] * ndim), device=device)
-    w = torch.randn((4, 3, *[3] * ndim), device=device)
+    # Small integers: exact where float32 is rounded to TF32 too.
+    x = torch.randint(-4, 5, (2, 4, *[3] * ndim), device=device).float()
+    w = torch.randint(-4, 5, (4, 3, *[3] * ndim), device=device).float()
     for (_, x_in), (_, w_in) in itertools.product(formats(x, ndim), formats(w, ndim)):
         if refusal(algorithm, x_in, w_in, None, geometry) is None:
             got = ours((x_in, w_in, None), geometry, algorithm)
@@ -83,8 +84,9 @@ def test_every_algorithm_gives_the_same_format(algorithm, ndim, device):
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_unbatched_and_empty(ndim, device):
     geometry = make_geometry(ndim, 2, 1, 0, 1, 1)
-    x = torch.randn((2, 4, *[3] * ndim), device=device)
-    w = torch.randn((4, 3, *[3] * ndim), device=device)
+    # Small integers: exact where float32 is rounded to TF32 too.
+    x = torch.randint(-4, 5, (2, 4, *[3] * ndim), device=device).float()
+    w = torch.randint(-4, 5, (4, 3, *[3] * ndim), device=device).float()
     for one in (x[0], x[:0]):
         for _, w_in in formats(w, ndim):
             got, want = ours((one, w_in, None), geometry), torchs((one, w_in, None), geometry)

@@ -56,6 +56,7 @@ struct PixelReads {
 using SlotEntry = std::uint32_t;
 constexpr int kMostSlotEntries = 512, kSlotOffsetShift = 8;
 constexpr SlotEntry kSlotPhases = 15, kSlotEndsGroup = 16, kSlotEndsSet = 32, kNoSlot = ~0u;
+constexpr std::uint16_t kNoTap = 0xffff;  // and behind the last slot of a set
 
 struct FusedJob {
   FusedAxis axis[3];  // d, h, w
@@ -65,7 +66,6 @@ struct FusedJob {
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead, raw or packed
-  std::int32_t lead;                    // chunks of x by which one of two warpgroups is ahead, where rows are pixels
   std::int32_t weight_buffers;          // stages of weights, of warpgroups
   bool direct, joined;                  // outputs of a unit in all width phases, or of two, are one aligned vector of y
   bool resident;                        // the buffers hold all of the weights, and a block keeps its channels and phases
@@ -85,8 +85,10 @@ struct FusedJob {
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   Activation activation;
   float slope;
-  SlotEntry slots[kMostSlotEntries];  // [set][most_slots], of warpgroups
+  SlotEntry slots[kMostSlotEntries];     // [set][most_slots], of warpgroups
+  std::uint16_t taps[kMostSlotEntries];  // the same: numbers in the kernel; in all no more than it has
 };
+static_assert(sizeof(FusedJob) <= 4000, "with the pointers it is the arguments of a launch");
 
 // The taps of a set, found by the pack kernel.
 struct alignas(16) ShiftList {

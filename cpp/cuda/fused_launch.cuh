@@ -29,20 +29,20 @@
   DO(15, Value, 1, 1, 4, 2, 16, true)     \
   DO(16, Value, 2, 2, 8, 1, 8, true)
 
-#define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                            \
-  template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,        \
-                                                                       const uint4*, const Value*, Value*, float4*);          \
-  template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,    \
-                                                                              Value*);                                        \
-  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, \
-                                                                            const Value*, uint4*, std::uint32_t);
+#define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
+  template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
+                                                                       const uint4*, const Value*, Value*, float4*);       \
+  template __global__ void fused_reduce_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
+                                                                              Value*);                                     \
+  template __global__ void fused_pack_kernel<Value, FusedTile<__VA_ARGS__>>(                                               \
+      const __grid_constant__ FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 #define UPFOLD_INSTANTIATE_WARPGROUP(index, Value, ...)                                                                          \
   template __global__ void fused_warpgroup_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                            \
       const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*, const uint4*); \
   template __global__ void fused_reduce_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,   \
                                                                                   Value*);                                       \
-  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*,        \
-                                                                                uint4*, const Value*, uint4*, std::uint32_t);
+  template __global__ void fused_pack_kernel<Value, WarpgroupTile<__VA_ARGS__>>(                                                 \
+      const __grid_constant__ FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, each once for each type.
 #define UPFOLD_INSTANTIATE_FUSED(Value) UPFOLD_FUSED_TILES(UPFOLD_INSTANTIATE_TILE, Value)
 #define UPFOLD_INSTANTIATE_WARPGROUPS(Value) UPFOLD_WARPGROUP_TILES(UPFOLD_INSTANTIATE_WARPGROUP, Value)

@@ -90,17 +90,17 @@ UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const V
 }
 
 // packed[group][set][oc_tile][chunk][slot][place_in_slot][16 bytes]; a block lays out one vector of a chunk, of one set and
-// oc_tile. The list of every set is written by its first block. Where x is packed too, the blocks behind `blocks` lay it out.
+// oc_tile. The list of every set that the job has no table of is written by its first block. Where x is packed too, the blocks
+// behind `blocks` lay it out.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(256)
-    fused_pack_kernel(const FusedJob job, const Value* __restrict__ w, ShiftList* __restrict__ lists, uint4* __restrict__ packed,
-                      const Value* __restrict__ x, uint4* __restrict__ inputs, std::uint32_t blocks) {
+    fused_pack_kernel(const __grid_constant__ FusedJob job, const Value* __restrict__ w, ShiftList* __restrict__ lists,
+                      uint4* __restrict__ packed, const Value* __restrict__ x, uint4* __restrict__ inputs, std::uint32_t blocks) {
   let_next_begin();
   if constexpr (Tile::kPackedInputs) {
     if (blockIdx.x >= blocks) return pack_pixel<Value, Tile>(job, (blockIdx.x - blocks) * blockDim.x + threadIdx.x, x, inputs);
   }
   constexpr int kVector = kVectorOf<Value>;
-  __shared__ ShiftList list;
   __shared__ std::int32_t tap_of_slot[kMostShifts * Tile::kPhases];
   std::uint32_t rest = blockIdx.x / Tile::kVectors;
   const std::int32_t vector = std::int32_t(blockIdx.x) % Tile::kVectors;
@@ -108,17 +108,28 @@ __global__ void __launch_bounds__(256)
   uint4* const own = packed + std::int64_t(rest) * job.most_slots * (Tile::kVectors * Tile::kChannels);
   rest /= std::uint32_t(job.chunks);
   const std::int32_t oc_tile = std::int32_t(take(job.oc_tiles, rest)), set_and_group = std::int32_t(rest);
+  const std::int32_t tid = std::int32_t(threadIdx.x), threads = std::int32_t(blockDim.x);
   FusedSet set;
   set.w = std::int32_t(take(job.sets_w, rest)) * Tile::kPhasesW, set.h = std::int32_t(take(job.sets_h, rest)) * Tile::kPhasesH;
   set.d = std::int32_t(take(job.sets_d, rest));
-  build_list<Tile::kPhasesH, Tile::kPhasesW>(job, set, list, tap_of_slot);
-  const std::int32_t tid = std::int32_t(threadIdx.x), threads = std::int32_t(blockDim.x);
-  if (rest == 0 && chunk == 0 && oc_tile == 0 && vector == 0) {
-    for (std::int32_t i = tid; i < std::int32_t(sizeof(ShiftList) / 16); i += threads) {
-      reinterpret_cast<uint4*>(lists + set_and_group)[i] = reinterpret_cast<const uint4*>(&list)[i];
+  std::int32_t slots = 0;
+  if constexpr (Tile::kListed) {
+    const std::uint16_t* const taps = job.taps + number_of_set<Tile>(job, set) * job.most_slots;
+    for (std::int32_t first = 0; first < job.most_slots; first += threads) {
+      const std::uint16_t tap = first + tid < job.most_slots ? taps[first + tid] : kNoTap;
+      if (tap != kNoTap) tap_of_slot[first + tid] = tap;
+      slots += __syncthreads_count(tap != kNoTap);  // and the taps are there
+    }
+  } else {
+    __shared__ ShiftList list;
+    build_list<Tile::kPhasesH, Tile::kPhasesW>(job, set, list, tap_of_slot);
+    slots = list.slots;
+    if (rest == 0 && chunk == 0 && oc_tile == 0 && vector == 0) {
+      for (std::int32_t i = tid; i < std::int32_t(sizeof(ShiftList) / 16); i += threads)
+        reinterpret_cast<uint4*>(lists + set_and_group)[i] = reinterpret_cast<const uint4*>(&list)[i];
     }
   }
-  const std::int32_t kernel_w = job.axis[2].taps.kernel, kernel_h = job.axis[1].taps.kernel, slots = list.slots;
+  const std::int32_t kernel_w = job.axis[2].taps.kernel, kernel_h = job.axis[1].taps.kernel;
   const std::int32_t ic = (chunk * Tile::kVectors + vector) * kVector;
   const Value* const from = w + (std::int64_t(rest) * job.ic + ic) * job.w_ic;
   // Neighbouring threads read the taps of one channel, which lie together.

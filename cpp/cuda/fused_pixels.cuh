@@ -113,6 +113,43 @@ struct PixelBlock {
     copy_async_wait_all();
   }
 
+  // The same where a tile is a run of units that lie in order, 16 bytes at a time: a thread keeps its columns, and takes every
+  // kTogether-th channel of them.
+  __device__ __forceinline__ void copy_units(const Value* x) const {
+    constexpr int kColumns = Tile::kUnits / kVectorOf<Value>, kLanes = kColumns < 32 ? kColumns : 32, kOwn = kColumns / kLanes;
+    constexpr int kTogether = Tile::kLoaders / kLanes, kRounds = (kChunk + kTogether - 1) / kTogether;
+    const std::int32_t first = loader_of<Tile>() / kLanes, lane = loader_of<Tile>() % kLanes;
+    const std::int64_t from_step = kTogether * job.x_c;
+    const std::uint32_t to_step = std::uint32_t(kTogether * job.raw.pitch);
+    Ring buffer(job.raw_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const TileWork<Tile> work(job, tile);
+      RawColumn own[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) own[i] = raw_column<Tile>(job, work.place, lane + i * kLanes, std::int32_t(sizeof(Value)));
+      const std::int32_t first_channel = work.first_chunk * kChunk + first;
+      const Value* from = x + (std::int64_t(work.place.group) * job.ic + first_channel) * job.x_c;
+      std::int32_t left = job.ic - first_channel;
+      for (std::int32_t chunk = 0; chunk < work.chunks; ++chunk, buffer.next(), from += kChunk * job.x_c, left -= kChunk) {
+        barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
+        const std::uint32_t to = shared_address(raw(buffer.at)) + std::uint32_t(first * job.raw.pitch);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const bool live = own[i].from >= 0;
+          const Value* at = from + (live ? own[i].from : 0);
+          std::uint32_t own_to = to + std::uint32_t(own[i].to);
+#pragma unroll
+          for (int r = 0; r < kRounds; ++r, at += from_step, own_to += to_step) {
+            const bool exists = live && r * kTogether < left;
+            if (r + 1 < kRounds || first + r * kTogether < kChunk) copy_async<kWordBytes>(own_to, exists ? at : x, exists);
+          }
+        }
+        barrier_arrive_copied(address(shared.raw_full[buffer.at]));
+      }
+    }
+    copy_async_wait_all();
+  }
+
   // A lane's rows of one chunk of x, of 64 units in each i: row lane / 4 and the eighth behind it, words lane % 4 and the fourth
   // behind it, of two vectors in each step. `from` is where the chunk and the shift begin, `own[i]` what the lane adds.
   __device__ __forceinline__ void load_rows(Rows& rows, const unsigned char* from, const std::int32_t (&own)[Tile::kM][2]) const {
@@ -224,78 +261,83 @@ struct PixelBlock {
     }
   }
 
+  // How far a warpgroup has come.
+  struct Progress {
+    Ring buffer, stage;
+  };
+  static __device__ __forceinline__ void arrive(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  // The sums of a tile: the rows of one step are read while those of the step before are multiplied.
+  __device__ __forceinline__ void accumulate(const TileWork<Tile>& work, const std::int32_t (&own)[Tile::kM][2], Progress& at,
+                                             Sums& sums) const {
+    const std::uint64_t b_first = matrix_descriptor(0, 8, 8 * Tile::kVectors);
+    std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, released
+    std::int32_t shift = work.first_slot, chunk = 0;
+    SlotEntry entry = 0;
+    std::uint64_t b = 0;
+    bool group_begins = true;
+    Rows rows[2];
+    const auto load = [&](Rows& to) {  // of the step that `shift` and the buffer are at
+      if (shift == work.first_slot) barrier_wait(address(shared.raw_full[at.buffer.at]), at.buffer.parity);
+      entry = job.slots[shift];
+      load_rows(to, raw(at.buffer.at) + std::int32_t(entry >> kSlotOffsetShift) * job.reads.pixel, own);
+      if ((entry & kSlotEndsSet) == 0) return;
+      __syncwarp();  // everyone has read the chunk
+      arrive(address(shared.raw_empty[at.buffer.at]));
+    };
+    if (work.chunks > 0) load(rows[0]);
+#pragma unroll 1
+    while (chunk < work.chunks) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        if (odd == 1 && chunk == work.chunks) continue;
+        if (group_begins) {
+          barrier_wait(address(shared.weight_full[at.stage.at]), at.stage.parity);
+          b = b_first + shared_address(weight(at.stage.at)) / kWordBytes;
+        }
+        const SlotEntry current = entry;
+        multiply(sums, rows[odd], current & kSlotPhases, b);
+        group_begins = current & kSlotEndsGroup, ++shift;
+        if (current & kSlotEndsSet) ++chunk, shift = work.first_slot, at.buffer.next();
+        if (chunk < work.chunks) {
+          warpgroup_wait<1>();  // all products but those of the last slots: the other rows are free
+          if (used != 0) arrive(used);
+          used = 0;
+          load(rows[odd ^ 1]);
+        }
+        if (group_begins) {
+          if (used != 0) {
+            warpgroup_wait<0>();
+            arrive(used);
+          }
+          used = job.resident ? 0 : address(shared.weight_empty[at.stage.at]);
+          at.stage.next();
+        }
+      }
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kColumns8 * 4; ++i) pin(sums[i / 4 / Tile::kColumns8][i / 4 % Tile::kColumns8][i % 4]);
+    if (used != 0) arrive(used);
+  }
+
   // Two warpgroups multiply and store.
   __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
-    const std::uint64_t b_first = matrix_descriptor(0, 8, 8 * Tile::kVectors);
-    const auto arrive = [lane](std::uint32_t barrier) {
-      if (lane == 0) barrier_arrive(barrier);
-    };
     std::int32_t own[Tile::kM][2];
     place_rows(own);
-    Ring buffer(job.raw_buffers), stage(job.weight_buffers);
-    // The second warpgroup begins some chunks behind the first, so that one stores while the other multiplies.
-    const bool leads = warp < Tile::kWarps / 2;
-    bool apart = job.lead == 0;
-    if (!leads && !apart) meet<2, Tile::kThreads>();
+    Progress at{Ring(job.raw_buffers), Ring(job.weight_buffers)};
+    float* const staging = reinterpret_cast<float*>(shared.staging[threadIdx.x / 32]);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
       Sums sums = {};
-      if (job.resident) stage = Ring(job.weight_buffers);
-      std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, released
-      std::int32_t shift = work.first_slot, chunk = 0;
-      SlotEntry entry = 0;
-      std::uint64_t b = 0;
-      bool group_begins = true;
-      Rows rows[2];
-      const auto load = [&](Rows& to) {  // of the step that `shift` and `buffer` are at
-        if (shift == work.first_slot) barrier_wait(address(shared.raw_full[buffer.at]), buffer.parity);
-        entry = job.slots[shift];
-        load_rows(to, raw(buffer.at) + std::int32_t(entry >> kSlotOffsetShift) * job.reads.pixel, own);
-        if ((entry & kSlotEndsSet) == 0) return;
-        __syncwarp();  // everyone has read the chunk
-        arrive(address(shared.raw_empty[buffer.at]));
-      };
-      if (work.chunks > 0) load(rows[0]);
-#pragma unroll 1
-      while (chunk < work.chunks) {
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          if (odd == 1 && chunk == work.chunks) continue;
-          if (group_begins) {
-            barrier_wait(address(shared.weight_full[stage.at]), stage.parity);
-            b = b_first + shared_address(weight(stage.at)) / kWordBytes;
-          }
-          const SlotEntry current = entry;
-          multiply(sums, rows[odd], current & kSlotPhases, b);
-          group_begins = current & kSlotEndsGroup, ++shift;
-          if (current & kSlotEndsSet) {
-            ++chunk, shift = work.first_slot, buffer.next();
-            if (leads && !apart && chunk == job.lead) apart = true, announce<2, Tile::kThreads>();
-          }
-          if (chunk < work.chunks) {
-            warpgroup_wait<1>();  // all products but those of the last slots: the other rows are free
-            if (used != 0) arrive(used);
-            used = 0;
-            load(rows[odd ^ 1]);
-          }
-          if (group_begins) {
-            if (used != 0) {
-              warpgroup_wait<0>();
-              arrive(used);
-            }
-            used = job.resident ? 0 : address(shared.weight_empty[stage.at]);
-            stage.next();
-          }
-        }
-      }
-      if (leads && !apart) apart = true, announce<2, Tile::kThreads>();
-      warpgroup_wait<0>();
-#pragma unroll
-      for (int i = 0; i < Tile::kM * Tile::kColumns8 * 4; ++i) pin(sums[i / 4 / Tile::kColumns8][i / 4 % Tile::kColumns8][i % 4]);
-      if (used != 0) arrive(used);
+      const TileBias<Value, Tile> tile_bias(job, work.place, bias);
+      if (job.resident) at.stage = Ring(job.weight_buffers);
+      accumulate(work, own, at, sums);
       if (job.splits.value == 1) {
-        store_pixels<Value, Tile>(job, work.place, bias, y, reinterpret_cast<float*>(shared.staging[warp]), sums);
+        if (job.direct) tile_bias.put(staging);
+        store_pixels<Value, Tile>(job, work.place, bias, y, staging, sums);
         continue;
       }
       float4* const parts = partial + std::int64_t(tile) * (Tile::kM * Tile::kColumns8) * Tile::kThreads + threadIdx.x;
@@ -323,7 +365,11 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   if (threadIdx.x >= Tile::kFirstLoader) {
     give_registers_back<72>();
     if (threadIdx.x < Tile::kFirstLoader + Tile::kLoaders) {
-      block.copy_inputs(x);
+      if (job.flat && !job.raw.dense && job.raw.grain == kWordBytes) {
+        block.copy_units(x);
+      } else {
+        block.copy_inputs(x);
+      }
     } else if (threadIdx.x == Tile::kFirstLoader + Tile::kLoaders) {
       block.copy_weights(packed);
     }

@@ -15,13 +15,13 @@
   DO(23, Value, false, 1, 2, 8, 2, 4) \
   DO(24, Value, false, 1, 4, 8, 1, 8)
 
-#define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                           \
-  template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                                \
-      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*);            \
-  template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*,   \
-                                                                               Value*);                                       \
-  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const Value*, ShiftList*, uint4*, \
-                                                                            const Value*, uint4*, std::uint32_t);
+#define UPFOLD_INSTANTIATE_PIXEL(index, Value, ...)                                                                         \
+  template __global__ void fused_pixels_kernel<Value, PixelTile<__VA_ARGS__>>(                                              \
+      const __grid_constant__ FusedJob, std::uint32_t, const Value*, const uint4*, const Value*, Value*, float4*);          \
+  template __global__ void pixels_reduce_kernel<Value, PixelTile<__VA_ARGS__>>(const FusedJob, const float4*, const Value*, \
+                                                                               Value*);                                     \
+  template __global__ void fused_pack_kernel<Value, PixelTile<__VA_ARGS__>>(                                                \
+      const __grid_constant__ FusedJob, const Value*, ShiftList*, uint4*, const Value*, uint4*, std::uint32_t);
 // In namespace upfold::cuda, once for each type.
 #define UPFOLD_INSTANTIATE_PIXELS(Value) UPFOLD_PIXEL_TILES(UPFOLD_INSTANTIATE_PIXEL, Value)
 

@@ -13,7 +13,7 @@ struct PixelTile {
   static constexpr int kChannels = 8 * kOc8, kUnits = 128 * kM, kVectors = kVectors_, kBlocks = 1;
   static constexpr int kColumns8 = kPhases * kOc8;  // column tiles of a product that takes all phases
   static constexpr int kWarps = 8, kThreads = 256, kFirstLoader = 256, kLoaders = 96, kBlockThreads = 384;
-  static constexpr bool kGrouped = true, kPackedInputs = false;  // packed by groups of 8 channels
+  static constexpr bool kGrouped = true, kPackedInputs = false, kListed = true;  // packed by groups of 8 channels
   static_assert(kM * kColumns8 <= 32 && kOc8 % 2 == 0, "128 sums of a thread, in pairs of column tiles");
   static_assert(kPhasesW <= 4, "a vector of 16 bytes");
 };
@@ -31,8 +31,33 @@ UPFOLD_DEVICE std::int32_t unit_of_row(std::int32_t row, std::int32_t half) {
   return kPaired<Value, Tile> ? 2 * row + half : 8 * half + row;
 }
 
-// Adds bias and activation, and stores a warp's sums of kI times 16 units and 8 * kJ8 channels, from number `first_i` and channel
-// `first_channel` of the tile on; `staging` is its own, of kPixelStagedVectors.
+// The bias of a tile's channels (zeros where there is none), for lanes that store what they hold (FusedJob::direct): a warp loads
+// it before the products, and puts it behind them where a lane finds that of its channels: in the staging, which then serves no
+// other store.
+template <typename Value, typename Tile>
+struct TileBias {
+  static constexpr int kOwn = (Tile::kChannels + 31) / 32;
+  float own[kOwn];
+
+  __device__ __forceinline__ TileBias(const FusedJob& job, const FusedPlace& place, const Value* bias) {
+    const std::int32_t first = std::int32_t(place.oc_tile) * Tile::kChannels + std::int32_t(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool exists = bias != nullptr && first + i * 32 < job.oc;
+      own[i] = exists ? widen(bias[std::int64_t(place.group) * job.oc + first + i * 32]) : 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void put(float* staging) const {
+    __syncwarp();  // everyone has left the staging
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) staging[i * 32 + std::int32_t(threadIdx.x) % 32] = own[i];
+    __syncwarp();  // the bias is there
+  }
+};
+
+// Adds bias and activation, and stores a warp's sums of kI times 16 units and 8 * kJ8 channels, from unit `first_unit` and
+// channel `first_channel` of the tile on; `staging` is its own, of kPixelStagedVectors.
 template <typename Value, typename Tile, int kI, int kJ8>
 struct PixelStore {
   static constexpr int kRuns = Tile::kPhasesW, kRunUnits = kRunOutputs / Tile::kPhasesW;
@@ -44,6 +69,7 @@ struct PixelStore {
   Value* y;
   float* staging;
   std::int32_t first_unit, first_channel;  // of the tile, where this warp's begin
+  float least = least_of(job);
 
   // The sums of 16 units and 16 channels, of one height phase.
   template <int kAt, int kPair>
@@ -123,59 +149,105 @@ struct PixelStore {
     }
   }
 
-  // Where the width phases of a unit are one aligned vector (FusedJob::direct): a lane stores what it holds.
-  __device__ __forceinline__ void store_direct(const Sums& sums) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
-    const std::int32_t channel = std::int32_t(place.oc_tile) * Tile::kChannels + first_channel + lane % 4 * 2;
-    const std::int64_t group_channel = std::int64_t(place.group) * job.oc + channel;
-    const bool relu = job.activation == Activation::kRelu;
-    float added[kJ8][2];
+  // The outputs of a unit, or of two that are joined, in one height phase and one channel.
+  template <int kAt, int kCount>
+  __device__ __forceinline__ void gather(const Sums& sums, int ph, int j, int half, int c, float added,
+                                         float (&values)[kCount]) const {
 #pragma unroll
-    for (int j = 0; j < kJ8 * 2; ++j) {
-      const std::int32_t at = j / 2 * 8 + j % 2;
-      added[j / 2][j % 2] = bias != nullptr && channel + at < job.oc ? widen(bias[group_channel + at]) : 0.0f;
+    for (int v = 0; v < kCount; ++v) {
+      const int column = (ph * Tile::kPhasesW + v % Tile::kPhasesW) * kJ8 + j;
+      const float sum = sums[kAt][column][(half + v / Tile::kPhasesW) * 2 + c] + added;
+      values[v] = larger(sum, least);
     }
+  }
+
+  // Where a warp's 16 units and all its channels exist: nothing is asked of an output. `kCount` outputs of a lane are one vector.
+  template <int kAt, int kCount>
+  __device__ __forceinline__ void store_whole(const Sums& sums, const UnitTarget (&targets)[2], Value* first,
+                                              const float2 (&added)[kJ8]) const {
+    pin(first);
 #pragma unroll
-    for (int i = 0; i < kI; ++i) {
-      UnitTarget targets[2];
+    for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
+      constexpr int kParts = 2 * Tile::kPhasesW / kCount;  // vectors of a lane's two units, which are neighbouring sectors
+      Value* to[kParts];
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        targets[half] = target_of<Tile>(job, place, first_unit + i * 16 + unit_of_row<Value, Tile>(lane / 4, half));
-      const bool joined = kPaired<Value, Tile> && targets[0].live && targets[1].live &&
-                          targets[0].ow % (2 * Tile::kPhasesW) == 0 && targets[1].offset == targets[0].offset + Tile::kPhasesW &&
-                          job.joined;
+      for (int half = 0; half < kParts; ++half) to[half] = first + targets[half].offset + ph * job.y_axis[1];
+#pragma unroll
+      for (int j = 0; j < kJ8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+#pragma unroll
+          for (int half = 0; half < kParts; ++half) {
+            float values[kCount];
+            gather<kAt, kCount>(sums, ph, j, half, c, c == 0 ? added[j].x : added[j].y, values);
+            store_vector<kCount>(to[half] + c * job.y_c, values);
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < kParts; ++half) to[half] += 8 * job.y_c;
+      }
+    }
+  }
+
+  // At the edges: each output is asked for.
+  template <int kAt>
+  __device__ __forceinline__ void store_edge(const Sums& sums, const UnitTarget (&targets)[2], Value* first,
+                                             const float2 (&added)[kJ8], std::int32_t channels) const {
+    pin(first);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
-        if (place.set.h + ph >= job.axis[1].taps.stride) continue;
-        const bool live[2] = {targets[0].live && targets[0].oh + ph < job.axis[1].out,
-                              targets[1].live && targets[1].oh + ph < job.axis[1].out};
-        Value* to[2];
+        if (place.set.h + ph >= job.axis[1].taps.stride || !targets[half].live || targets[half].oh + ph >= job.axis[1].out)
+          continue;
+        Value* to = first + targets[half].offset + ph * job.y_axis[1];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) to[half] = y + group_channel * job.y_c + targets[half].offset + ph * job.y_axis[1];
-#pragma unroll
-        for (int j = 0; j < kJ8; ++j) {
+        for (int j = 0; j < kJ8; ++j, to += 8 * job.y_c) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            const bool exists = channel + j * 8 + c < job.oc;
-            float values[2 * Tile::kPhasesW];
-#pragma unroll
-            for (int v = 0; v < 2 * Tile::kPhasesW; ++v) {
-              const int column = (ph * Tile::kPhasesW + v % Tile::kPhasesW) * kJ8 + j;
-              values[v] = sums[i][column][v / Tile::kPhasesW * 2 + c] + added[j][c];
-              if (relu) values[v] = values[v] < 0.0f ? 0.0f : values[v];
-            }
-            if (joined) {
-              if (live[0] && exists)
-                store_vector<kPaired<Value, Tile> ? 2 * Tile::kPhasesW : Tile::kPhasesW>(to[0] + c * job.y_c, values);
-            } else {
-              if (live[0] && exists) store_vector<Tile::kPhasesW>(to[0] + c * job.y_c, values);
-              if (live[1] && exists) store_vector<Tile::kPhasesW>(to[1] + c * job.y_c, values + Tile::kPhasesW);
-            }
+            float values[Tile::kPhasesW];
+            gather<kAt, Tile::kPhasesW>(sums, ph, j, half, c, c == 0 ? added[j].x : added[j].y, values);
+            if (j * 8 + c < channels) store_vector<Tile::kPhasesW>(to + c * job.y_c, values);
           }
-          to[0] += 8 * job.y_c, to[1] += 8 * job.y_c;
         }
       }
     }
+  }
+
+  template <int kAt>
+  __device__ __forceinline__ void store_at(const Sums& sums, const float2 (&added)[kJ8]) const {
+    if constexpr (kAt < kI) {
+      const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
+      const std::int32_t channel = std::int32_t(place.oc_tile) * Tile::kChannels + first_channel + lane % 4 * 2;
+      Value* const first = y + (std::int64_t(place.group) * job.oc + channel) * job.y_c;
+      UnitTarget targets[2];
+      bool whole = place.set.h + Tile::kPhasesH <= job.axis[1].taps.stride && channel - lane % 4 * 2 + 8 * kJ8 <= job.oc;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        targets[half] = target_of<Tile>(job, place, first_unit + kAt * 16 + unit_of_row<Value, Tile>(lane / 4, half));
+        whole = whole && targets[half].live && targets[half].oh + Tile::kPhasesH <= job.axis[1].out;
+      }
+      const bool joined = kPaired<Value, Tile> && job.joined && targets[0].ow % (2 * Tile::kPhasesW) == 0 &&
+                          targets[1].offset == targets[0].offset + Tile::kPhasesW;
+      constexpr int kMost = kPaired<Value, Tile> ? 2 * Tile::kPhasesW : Tile::kPhasesW;
+      if (!__all_sync(~0u, whole)) {
+        store_edge<kAt>(sums, targets, first, added, job.oc - channel);
+      } else if (__all_sync(~0u, joined)) {
+        store_whole<kAt, kMost>(sums, targets, first, added);
+      } else {
+        store_whole<kAt, Tile::kPhasesW>(sums, targets, first, added);
+      }
+      store_at<kAt + 1>(sums, added);
+    }
+  }
+
+  // Where the width phases of a unit are one aligned vector (FusedJob::direct): a lane stores what it holds.
+  __device__ __forceinline__ void store_direct(const Sums& sums) const {
+    float2 added[kJ8];
+#pragma unroll
+    for (int j = 0; j < kJ8; ++j)
+      added[j] = *reinterpret_cast<const float2*>(staging + first_channel + j * 8 + std::int32_t(threadIdx.x) % 4 * 2);
+    store_at<0>(sums, added);
   }
 
   __device__ __forceinline__ void store(const Sums& sums) const {
@@ -216,7 +288,9 @@ __global__ void __launch_bounds__(Tile::kThreads) pixels_reduce_kernel(const Fus
   }
   const FusedPlace place = place_of_block<Tile>(job, first_block);
   const std::int32_t unit = (warp * Tile::kM + i) * 16;
-  PixelStore<Value, Tile, 1, 2>{job, place, bias, y, reinterpret_cast<float*>(staging[warp]), unit, pair * 16}.store(sums);
+  float* const own_staging = reinterpret_cast<float*>(staging[warp]);
+  if (job.direct) TileBias<Value, Tile>(job, place, bias).put(own_staging);
+  PixelStore<Value, Tile, 1, 2>{job, place, bias, y, own_staging, unit, pair * 16}.store(sums);
 }
 
 }  // namespace upfold::cuda

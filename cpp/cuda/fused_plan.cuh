@@ -67,8 +67,7 @@ class Planner {
     }
     if (!channels(slots, set_count)) return false;
     plan_.weight_end = plan_.workspace_bytes;
-    return pixels() && counts(set_count) &&
-           (!(warpgroups() || tile_.pixels) || fill_slots(job, axes_, tile_, std::int32_t(box_)));
+    return pixels() && counts(set_count) && (!is_listed() || fill_slots(job, axes_, tile_, std::int32_t(box_)));
   }
 
   bool channels(std::int64_t slots, std::int64_t set_count) {
@@ -93,7 +92,7 @@ class Planner {
     if (warpgroups() && generous_ && slots * slot_bytes <= kWholeStageBytes) shifts = box, job.weight_buffers = 2;
     job.group_shifts = std::int32_t(shifts);
     job.stage_slots = std::int32_t(std::min(slots, shifts * phases));
-    plan_.list_bytes = ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
+    plan_.list_bytes = is_listed() ? 0 : ceil_div(set_count * std::int64_t(sizeof(ShiftList)), 256) * 256;
     plan_.workspace_bytes = plan_.list_bytes + p_.groups * set_count * job.oc_tiles.value * job.chunks * slots * slot_bytes;
     plan_.shared_bytes = int(job.weight_buffers * job.stage_slots * slot_bytes + (warpgroups() ? kSwizzleBytes : 0));
     return true;
@@ -177,6 +176,7 @@ class Planner {
   }
 
   bool warpgroups() const { return tile_.products > 0; }
+  bool is_listed() const { return warpgroups() || tile_.pixels; }
   std::int64_t fixed_bytes() const {
     return tile_.pixels ? kPixelFixedBytes + tile_.staged_bytes : warpgroups() ? kGroupFixedBytes : kFixedBytes;
   }
@@ -314,9 +314,6 @@ class Planner {
     }
     while (job.raw_buffers < kMostRawBuffers && plan_.shared_bytes + job.raw_bytes <= most)
       ++job.raw_buffers, plan_.shared_bytes += job.raw_bytes;
-    // What the first leaves behind stays until the second has read it, while two more chunks are copied. Weights that do not stay
-    // would not last so long: the first would wait for those that the second has not released.
-    job.lead = job.resident && job.raw_buffers > 2 ? std::min(job.split_chunks, job.raw_buffers - 2) : 0;
   }
 
   bool counts(std::int64_t set_count) {

@@ -113,75 +113,117 @@ UPFOLD_DEVICE void store_vector(Value* to, const float* values) {
   store_words<kBytes>(to, words);
 }
 
-// Where the width phases of a unit are one aligned vector (FusedJob::direct) and tiles are no runs of units: a thread stores what
-// it holds, two neighbouring units of two channels in each column tile.
+// What outputs are raised to where the activation is ReLU; nothing where there is none.
+UPFOLD_DEVICE float least_of(const FusedJob& job) { return job.activation == Activation::kRelu ? 0.0f : -INFINITY; }
+
+// What a thread of a warpgroup holds: two neighbouring units of two channels, number `row`, in each column tile.
 template <typename Value, typename Tile>
-UPFOLD_DEVICE void store_direct(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y,
-                                const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
-  constexpr int kUnit = Tile::kPhasesW;
-  const WarpPlace<Tile> at(place, 0);
-  const std::int32_t channel = at.channel + at.lane / 4, second = at.lane % 4 * 2;
-  const std::int64_t group_channel = std::int64_t(place.group) * job.oc + channel;
-  const bool relu = job.activation == Activation::kRelu;
-  bool exists[2];
-  float added[2];
+struct DirectStore {
+  static constexpr int kUnit = Tile::kPhasesW, kInsts = Tile::kInsts;
+  using Sums = float[Tile::kPhases][1][Tile::kN8][4];
+
+  const FusedJob& job;
+  const FusedPlace& place;
+  const Sums& sums;
+  const float added[2];  // to its channels
+  const float least;
+
+  // `kCount` outputs of a channel, from unit `first` of the two on.
+  template <int kCount>
+  __device__ __forceinline__ void store_units(Value* to, int ph, int row, int j, int first) const {
+    float values[kCount];
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    exists[row] = channel + row * 8 < job.oc;
-    added[row] = bias != nullptr && exists[row] ? widen(bias[group_channel + row * 8]) : 0.0f;
+    for (int v = 0; v < kCount; ++v) {
+      const float sum = sums[ph * kUnit + v % kUnit][0][j][row * 2 + first + v / kUnit] + added[row];
+      values[v] = larger(sum, least);
+    }
+    store_vector<kCount>(to, values);
   }
-  // A lane finds the place of 8 units in a row, and how many of them there are.
-  const UnitTarget own = target_of<Tile>(job, place, (at.unit_tile + at.lane % Tile::kN8) * 8);
-  const std::int32_t left = own.live && own.ow < job.axis[2].out ? (job.axis[2].out - own.ow) / kUnit : 0;
-  const std::int32_t below = job.axis[1].out > own.oh ? job.axis[1].out - own.oh : 0;
-  const std::int32_t own_state = (left < 8 ? left : 8) << 16 | (below < Tile::kPhasesH ? below : Tile::kPhasesH);
-  Value* const first = y + group_channel * job.y_c + second * kUnit;
-#pragma unroll
-  for (int j = 0; j < Tile::kN8; ++j) {
-    const std::int64_t offset = __shfl_sync(~0u, own.offset, j);
-    const std::int32_t state = __shfl_sync(~0u, own_state, j), units = (state >> 16) - second, rows = state & 0xffff;
-    if (units <= 0) continue;
+
+  // Where all units and all channels of a warp exist: nothing is asked of an output. Runs of kInsts column tiles lie one distance
+  // apart (FusedJob::group_pitch is the same in the patch).
+  template <bool kJoined>
+  __device__ __forceinline__ void store_whole(Value* first, std::int64_t pitch) const {
+    pin(first);
 #pragma unroll
     for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
-      if (place.set.h + ph >= job.axis[1].taps.stride || ph >= rows) continue;
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        if (!exists[row]) continue;
-        float values[2 * kUnit];
+        Value* to = first + ph * job.y_axis[1] + row * 8 * job.y_c;
 #pragma unroll
-        for (int v = 0; v < 2 * kUnit; ++v) {
-          values[v] = sums[ph * kUnit + v % kUnit][0][j][row * 2 + v / kUnit] + added[row];
-          if (relu) values[v] = values[v] < 0.0f ? 0.0f : values[v];
-        }
-        Value* const to = first + offset + ph * job.y_axis[1] + row * 8 * job.y_c;
-        if (units > 1 && job.joined) {
-          store_vector<2 * kUnit>(to, values);
-        } else {
-          store_vector<kUnit>(to, values);
-          if (units > 1) store_vector<kUnit>(to + kUnit, values + kUnit);
+        for (int j = 0; j < Tile::kN8; ++j) {
+          Value* const at = to + j % kInsts * 8 * kUnit;
+          if constexpr (kJoined) {
+            store_units<2 * kUnit>(at, ph, row, j, 0);
+          } else {
+            store_units<kUnit>(at, ph, row, j, 0);
+            store_units<kUnit>(at + kUnit, ph, row, j, 1);
+          }
+          if (j % kInsts == kInsts - 1) to += pitch;
         }
       }
     }
   }
-}
+
+  // At the edges. A lane knows the place of the 8 units of column tile number `lane`, and how many of them and of the height
+  // phases there are.
+  __device__ __forceinline__ void store_edge(Value* first, const UnitTarget& own, std::int32_t own_state, std::int32_t second,
+                                             std::int32_t channels) const {
+    pin(first);
+#pragma unroll
+    for (int j = 0; j < Tile::kN8; ++j) {
+      const std::int64_t offset = __shfl_sync(~0u, own.offset, j);
+      const std::int32_t state = __shfl_sync(~0u, own_state, j), units = (state >> 16) - second, rows = state & 0xffff;
+#pragma unroll
+      for (int ph = 0; ph < Tile::kPhasesH; ++ph) {
+        if (place.set.h + ph >= job.axis[1].taps.stride || ph >= rows) continue;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          if (row * 8 >= channels) continue;
+          Value* const to = first + offset + ph * job.y_axis[1] + row * 8 * job.y_c;
+          if (units > 0) store_units<kUnit>(to, ph, row, j, 0);
+          if (units > 1) store_units<kUnit>(to + kUnit, ph, row, j, 1);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(Value* y) const {
+    const WarpPlace<Tile> at(place, 0);
+    const std::int32_t channel = at.channel + at.lane / 4, second = at.lane % 4 * 2, channels = job.oc - channel;
+    const UnitTarget own = target_of<Tile>(job, place, (at.unit_tile + at.lane % Tile::kN8) * 8);
+    const std::int32_t left = own.live && own.ow < job.axis[2].out ? (job.axis[2].out - own.ow) / kUnit : 0;
+    const std::int32_t below = job.axis[1].out > own.oh ? job.axis[1].out - own.oh : 0;
+    const std::int32_t own_state = (left < 8 ? left : 8) << 16 | (below < Tile::kPhasesH ? below : Tile::kPhasesH);
+    Value* const first = y + (std::int64_t(place.group) * job.oc + channel) * job.y_c + second * kUnit;
+    const bool whole = own_state == (8 << 16 | Tile::kPhasesH) && at.channel + 16 <= job.oc &&
+                       place.set.h + Tile::kPhasesH <= job.axis[1].taps.stride;
+    if (!__all_sync(~0u, whole)) return store_edge(first, own, own_state, second, channels);
+    const std::int64_t begin = __shfl_sync(~0u, own.offset, 0), pitch = __shfl_sync(~0u, own.offset, kInsts) - begin;
+    job.joined ? store_whole<true>(first + begin, pitch) : store_whole<false>(first + begin, pitch);
+  }
+};
 
 // Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors.
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
                               const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
   static_assert(8 * Tile::kInsts * Tile::kPhasesW == kRunOutputs, "a run");
-  if (job.direct && !job.flat) return store_direct<Value, Tile>(job, place, bias, y, sums);
   constexpr int kRuns = Tile::kN8 / Tile::kInsts, kLines = kRuns * Tile::kPhasesH;
   const WarpPlace<Tile> at(place, 0);
   const std::int64_t first_channel = std::int64_t(place.group) * job.oc + at.channel;
-  const RunStore<Value, Tile> store{job, place, y + first_channel * job.y_c, job.oc - at.channel, at.lane};
-  const std::int32_t first_unit = at.unit_tile * 8;
   float added[2];  // to the rows of this lane
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const std::int32_t channel = row * 8 + at.lane / 4;
-    added[row] = bias != nullptr && channel < store.channels ? widen(bias[first_channel + channel]) : 0.0f;
+    added[row] = bias != nullptr && at.channel + channel < job.oc ? widen(bias[first_channel + channel]) : 0.0f;
   }
+  if (job.direct && !job.flat) {
+    const DirectStore<Value, Tile> direct{job, place, sums, {added[0], added[1]}, least_of(job)};
+    return direct.store(y);
+  }
+  const RunStore<Value, Tile> store{job, place, y + first_channel * job.y_c, job.oc - at.channel, at.lane};
+  const std::int32_t first_unit = at.unit_tile * 8;
   // A lane finds the place of one run.
   const UnitTarget own = target_of<Tile>(job, place, first_unit + at.lane % kRuns * 8 * Tile::kInsts);
 #pragma unroll

@@ -14,7 +14,7 @@ struct FusedTile {
   static constexpr int kN8 = kN8_, kPhases = kPhasesH * kPhasesW, kWarps = kWarpsM * kWarpsN, kThreads = 32 * kWarps;
   static constexpr int kChannels = 16 * kOc16 * kWarpsM, kUnits = 8 * kN8 * kWarpsN, kVectors = kVectors_, kBlocks = kBlocks_;
   static constexpr int kLoaders = kThreads, kFirstLoader = 0;
-  static constexpr bool kSwizzled = false, kGrouped = false, kPackedInputs = false;
+  static constexpr bool kSwizzled = false, kGrouped = false, kPackedInputs = false, kListed = false;
 };
 
 // What a block works on.

@@ -19,7 +19,7 @@ namespace upfold::cuda {
 template <int kPhasesH_, int kPhasesW_, int kWarpsM_, int kInsts_, int kInstN8_, bool kPackedInputs_>
 struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_, kInsts_ * kInstN8_, 4, 1> {
   static constexpr int kInsts = kInsts_, kInstN8 = kInstN8_;
-  static constexpr bool kSwizzled = true, kPackedInputs = kPackedInputs_;
+  static constexpr bool kSwizzled = true, kPackedInputs = kPackedInputs_, kListed = true;
   static constexpr int kFirstLoader = 256, kLoaders = kPackedInputs ? 32 : 224, kBlockThreads = kPackedInputs ? 384 : 512;
   static constexpr int kLoadRegisters = kPackedInputs ? 72 : 56, kMultiplyRegisters = kPackedInputs ? 216 : 200;
 };

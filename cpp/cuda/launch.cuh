@@ -50,19 +50,7 @@ struct Exactly {
   using Type = T;
 };
 
-// A status of this launch alone: cudaGetLastError would also report, and swallow, an earlier failure of somebody else's.
-template <typename... Parameters>
-void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
-                   typename Exactly<Parameters>::Type... arguments) {
-  void* pointers[] = {static_cast<void*>(&arguments)...};
-  const cudaError_t status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, 0,
-                                              reinterpret_cast<cudaStream_t>(launch.stream));
-  if (status == cudaSuccess) return;  // the text below takes longer than a launch
-  check(status,
-        concat("launch of ", name, " with ", blocks, " blocks of ", threads, " threads on device ", launch.device).c_str());
-}
-
-// With shared memory of the size that the call gives.
+// What a launch takes beside the arguments.
 struct Grid {
   unsigned blocks, threads;
   int shared_bytes;       // beside the kernel's own
@@ -108,6 +96,7 @@ inline cudaError_t start_grid(const void* kernel, const Launch& launch, const Gr
   return cudaLaunchKernel(kernel, dim3(grid.blocks), dim3(grid.threads), arguments, std::size_t(grid.shared_bytes), stream);
 }
 
+// The status is of this launch alone: cudaGetLastError would also report, and swallow, an earlier failure of somebody else's.
 template <typename... Parameters>
 void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& launch, const Grid& grid,
                  typename Exactly<Parameters>::Type... arguments) {
@@ -116,12 +105,20 @@ void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& 
   // Beyond 48 KiB together with the kernel's own, which stays below the rest, a launch is refused unless the kernel asked for it.
   constexpr int kAlwaysAllowed = 32 << 10;
   if (grid.shared_bytes > kAlwaysAllowed) {
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes),
-          concat("shared memory of ", name).c_str());
+    const cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
+    if (status != cudaSuccess) check(status, concat("shared memory of ", name).c_str());
   }
-  check(start_grid(function, launch, grid, pointers),
+  const cudaError_t status = start_grid(function, launch, grid, pointers);
+  if (status == cudaSuccess) return;  // the text below takes longer than a launch
+  check(status,
         concat("launch of ", name, " with ", grid.blocks, " blocks of ", grid.threads, " threads on device ", launch.device)
             .c_str());
+}
+
+template <typename... Parameters>
+void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
+                   typename Exactly<Parameters>::Type... arguments) {
+  launch_grid(name, kernel, launch, Grid{blocks, threads, 0}, arguments...);
 }
 
 }  // namespace upfold::cuda

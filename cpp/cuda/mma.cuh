@@ -96,6 +96,23 @@ UPFOLD_DEVICE void copy_async_wait() {
 #endif
 }
 
+// What is computed from this address is computed behind this line: branches that share it would hold all of it in registers.
+template <typename Value>
+UPFOLD_DEVICE void pin(Value*& address) {
+  asm volatile("" : "+l"(address));
+}
+
+// The larger one, or NaN where one is.
+UPFOLD_DEVICE float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a < b || b != b ? b : a;
+#endif
+}
+
 // Of warpgroups: products that read both operands from shared memory, whose layout above is, without a swizzle, what they want.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define UPFOLD_WARPGROUPS 1
@@ -251,12 +268,6 @@ UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.share
 template <int kNumber, int kThreads>
 UPFOLD_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
-}
-
-// Comes to such a meeting without waiting for the others.
-template <int kNumber, int kThreads>
-UPFOLD_DEVICE void announce() {
-  asm volatile("bar.arrive %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
 }
 
 // Registers of a thread, from here on, of all of a warpgroup.
