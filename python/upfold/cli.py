@@ -33,7 +33,7 @@ from .options import (
 from .precision import float32_precision
 
 _CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,15 +119,18 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
 
 def _bench_options(command: argparse.ArgumentParser) -> None:
     suites = (*_SUITES, "all")
-    command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help="which (default: smoke)")
+    text = "which (default: smoke); all leaves out models, whole ones, each in all ways, which take minutes"
+    command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help=text)
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
     _add_seconds(command, 0.2)
     command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    model_commands.bench_options(command)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
-    command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
+    text = "also draw the suites of layers, or where there are none the models (.png, .svg or .pdf)"
+    command.add_argument("--chart", metavar="FILE", help=text)
     command.add_argument("--report", metavar="FOLDER", help="also write a page of tables and charts, FOLDER/index.html")
     add_run(command)
 
@@ -202,14 +205,14 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
     from . import bench, overview, tables
 
     for flag, value in (("chart", arguments.chart), ("report", arguments.report)):
-        if value is not None and not {"all", *bench.CASE_SUITES} & set(arguments.suite):
+        if value is not None and not {"all", *bench.CASE_SUITES, bench.MODEL_SUITE} & set(arguments.suite):
             raise Failure(f"--{flag} = {value}; --suite {' '.join(arguments.suite)} has no layers to draw")
     if arguments.chart is not None:
         charts = load_charts(arguments.chart)
     if arguments.report is not None:
         page = load_page()
     device = chosen_device(arguments)
-    names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
+    names = bench.names_of(arguments.suite)
     limit = arguments.max_gflop
     if limit is None and device.type == "cpu":
         limit = bench.CPU_MAX_GFLOP
@@ -222,10 +225,13 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         tuple(dict.fromkeys(arguments.mode)),
         chosen_precision(arguments, device),
         arguments.configs,
+        tuple(dict.fromkeys(arguments.model)),
+        None if arguments.size is None else arguments.size == "published",
+        not arguments.no_compile,
     )
-    results = bench.run(names, options, tables.make_console())
+    results = bench.run(names, options, tables.make_console(), arguments.json)
     if arguments.json is not None:
-        print(f"wrote {results.write(arguments.json)}")
+        print(f"wrote {arguments.json}")
     if arguments.chart is not None:
         print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
     if arguments.report is not None:
