@@ -243,6 +243,15 @@ def test_bench_writes_each_model_as_soon_as_it_is_measured(tmp_path, monkeypatch
     assert facts["models_summary"]["fused"]["x_torch"]["models"] == 2
 
 
+def test_bench_draws_models(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra of the command line")
+    words = ["bench", "--suite", "models", "--model", "dcgan", "--no-compile", "--seconds", "0.001"]
+    assert cli.main([*words, "--chart", str(tmp_path / "models.png"), "--report", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "models.png").read_bytes().startswith(b"\x89PNG")
+    assert "whole models" in (tmp_path / "out" / "index.html").read_text()
+    assert f"wrote {tmp_path / 'models.png'}" in capsys.readouterr().out
+
+
 def test_an_unknown_model_is_refused(capsys):
     assert cli.main(["bench", "--suite", "models", "--model", "lenet"]) == 2
     assert "model = 'lenet'; no such model; known: dcgan, pix2pix" in capsys.readouterr().err

@@ -136,10 +136,11 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
 
 
 def _chart_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("results", metavar="FILE.json", help="what upfold bench --json or make gpu-check wrote")
+    text = "what upfold bench --json or make gpu-check wrote; several are runs by their names"
+    command.add_argument("results", nargs="+", metavar="FILE.json", help=text)
     text = "runs of a file that holds several, side by side (default: the first)"
     command.add_argument("--run", nargs="+", default=[], metavar="NAME", help=text)
-    text = "suites, as the file calls them (default: all without a gradient)"
+    text = "suites of layers, as the file calls them (default: all without a gradient), or models"
     command.add_argument("--suite", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--layer", nargs="+", default=[], metavar="NAME", help="layers (default: all of the suites)")
     text = "methods (default: gemm, direct, depthwise, fused, torch and torch channels_last)"
@@ -202,15 +203,15 @@ def _compare(arguments: argparse.Namespace) -> list[str]:
 def _bench(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
-    from . import bench, overview, tables
+    from . import bench, tables
 
     for flag, value in (("chart", arguments.chart), ("report", arguments.report)):
         if value is not None and not {"all", *bench.CASE_SUITES, bench.MODEL_SUITE} & set(arguments.suite):
             raise Failure(f"--{flag} = {value}; --suite {' '.join(arguments.suite)} has no layers to draw")
     if arguments.chart is not None:
-        charts = load_charts(arguments.chart)
+        load_charts(arguments.chart)
     if arguments.report is not None:
-        page = load_page()
+        load_page()
     device = chosen_device(arguments)
     names = bench.names_of(arguments.suite)
     limit = arguments.max_gflop
@@ -232,11 +233,25 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
     results = bench.run(names, options, tables.make_console(), arguments.json)
     if arguments.json is not None:
         print(f"wrote {arguments.json}")
+    facts = results.to_dict()
     if arguments.chart is not None:
-        print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
+        _draw(facts, arguments.chart)
     if arguments.report is not None:
-        print(f"wrote {page.write_page(results.to_dict(), arguments.report)}")
+        print(f"wrote {load_page().write_page(facts, arguments.report)}")
     return results.failures
+
+
+def _draw(facts: dict[str, Any], path: str) -> None:
+    """Draw the layers of a run, or where it has none its models."""
+    from . import overview
+    from .models import charts as model_charts
+    from .models.overview import model_runs
+
+    if facts["suites"]:
+        written = load_charts(path).write_overview([overview.run_of(facts)], path)
+    else:
+        written = model_charts.write_models_chart(model_runs(facts), path)
+    print(f"wrote {written}")
 
 
 def _chart(arguments: argparse.Namespace) -> None:
@@ -244,15 +259,31 @@ def _chart(arguments: argparse.Namespace) -> None:
 
     if arguments.report is not None:
         page = load_page()
-        print(f"wrote {page.write_page(page.read_facts(arguments.results), arguments.report)}")
+        print(f"wrote {page.write_page(overview.read_facts(arguments.results), arguments.report)}")
         if arguments.chart is None:
             return
+    if arguments.suite == ["models"]:
+        _chart_models(arguments)
+        return
     runs = overview.read_runs(arguments.results, arguments.run, arguments.suite, arguments.layer)
     if arguments.chart is None:
         print(overview.markdown(runs, arguments.method))
         return
     charts = load_charts(arguments.chart)
     print(f"wrote {charts.write_overview(runs, arguments.chart, arguments.method)}")
+
+
+def _chart_models(arguments: argparse.Namespace) -> None:
+    from .models import charts as model_charts
+    from .models.overview import markdown, model_runs
+    from .overview import read_facts
+
+    runs = model_runs(read_facts(arguments.results), arguments.run)
+    if arguments.chart is None:
+        print(markdown(runs))
+        return
+    load_charts(arguments.chart)
+    print(f"wrote {model_charts.write_models_chart(runs, arguments.chart)}")
 
 
 def _explain(arguments: argparse.Namespace) -> None:

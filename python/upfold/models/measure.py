@@ -76,7 +76,7 @@ def run_model(case: ModelCase, conditions: Conditions) -> ModelResult:
         result.reason = f"it cannot be built: {type(error).__name__}: {_first_line(error)}"
         return result
     result.parameters = sum(parameter.numel() for parameter in model.parameters())
-    with torch.no_grad(), _fastest_of_cudnn():
+    with torch.no_grad():
         _run_in_all_ways(result, model, inputs, conditions)
     return result
 
@@ -91,15 +91,16 @@ def _run_in_all_ways(result: ModelResult, model: nn.Module, inputs: list[Tensor]
         result.reason = f"torch does not run it: {type(error).__name__}: {_first_line(error)}"
         return
     result.bound = bound
-    runs: list[tuple[Variant, Run]] = []
-    _forget_compiled()
-    for variant, run in _variants(model, inputs, conditions):
-        result.variants.append(variant)
-        if run is not None and _check(variant, run, exact, result, conditions.device):
-            runs.append((variant, run))
-    del exact, torchs
-    _time(runs, conditions)
-    _measure_layers(result, model, inputs)
+    with _fastest_of_cudnn():
+        runs: list[tuple[Variant, Run]] = []
+        _forget_compiled()
+        for variant, run in _variants(model, inputs, conditions):
+            result.variants.append(variant)
+            if run is not None and _check(variant, run, exact, result, conditions.device):
+                runs.append((variant, run))
+        del exact, torchs
+        _time(runs, conditions)
+        _measure_layers(result, model, inputs)
 
 
 def _variants(model: nn.Module, inputs: Sequence[Tensor], conditions: Conditions) -> Iterator[tuple[Variant, Run | None]]:

@@ -26,7 +26,7 @@ class Variant:
         how: the way in which that was measured (`timing.Timing.how`).
         peak_bytes: the most memory that a call held at a time beside the weights, its result included; None on a CPU.
         held_bytes: what this way holds between calls beside the model's weights, as folded weights; None on a CPU.
-        first_seconds: what the first call took, compiling included.
+        first_seconds: what the checked call took, which comes first: compiling included.
         note: what was fused, or why there is no time.
         failed: whether it is upfold's and broke or is wrong, where torch in the same way is neither.
     """
