@@ -87,13 +87,6 @@ MODELS: tuple[ModelCase, ...] = (
         Size({}, ((2, 3, 32, 32),)),
     ),
     ModelCase(
-        "pix2pix-one",
-        "the same, one picture",
-        networks.Pix2Pix,
-        Size({"width": 64, "levels": 8}, ((1, 3, 256, 256),)),
-        Size({}, ((1, 3, 32, 32),)),
-    ),
-    ModelCase(
         "unet",
         "U-Net (Ronneberger et al. 2015), padded, with batch norms",
         networks.UNet,
@@ -109,15 +102,6 @@ MODELS: tuple[ModelCase, ...] = (
         "transformers",
     ),
     ModelCase(
-        "encodec",
-        "EnCodec 24 kHz, the decoder (transformers), one second",
-        foreign.encodec,
-        Size({}, ((8, 128, 75),)),
-        Size(_SMALL_ENCODEC, ((1, 16, 12),)),
-        "transformers",
-        axes=1,
-    ),
-    ModelCase(
         "dynunet",
         "MONAI's DynUNet in 3-D with nnU-Net's filters",
         foreign.monai_dynunet,
@@ -125,6 +109,23 @@ MODELS: tuple[ModelCase, ...] = (
         Size({**_BRATS, "filters": (4, 8, 16)}, ((1, 4, 16, 16, 16),)),
         "monai",
         axes=3,
+    ),
+    ModelCase(
+        "pix2pix-one",
+        "pix2pix's generator on one picture, as it is used",
+        networks.Pix2Pix,
+        Size({"width": 64, "levels": 8}, ((1, 3, 256, 256),)),
+        Size({}, ((1, 3, 32, 32),)),
+    ),
+    # Last: it waits for the GPU within a run, which no graph can capture, and torch does not quite get over a failed capture.
+    ModelCase(
+        "encodec",
+        "EnCodec 24 kHz, the decoder (transformers), one second",
+        foreign.encodec,
+        Size({}, ((8, 128, 75),)),
+        Size(_SMALL_ENCODEC, ((1, 16, 12),)),
+        "transformers",
+        axes=1,
     ),
 )
 

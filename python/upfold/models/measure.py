@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,9 +92,8 @@ def _run_in_all_ways(result: ModelResult, model: nn.Module, inputs: list[Tensor]
         result.reason = f"torch does not run it: {type(error).__name__}: {_first_line(error)}"
         return
     result.bound = bound
-    with _fastest_of_cudnn():
+    with _fastest_of_cudnn(), _fresh_compiler():
         runs: list[tuple[Variant, Run]] = []
-        _forget_compiled()
         for variant, run in _variants(model, inputs, conditions):
             result.variants.append(variant)
             if run is not None and _check(variant, run, exact, result, conditions.device):
@@ -191,11 +191,21 @@ def _measure_layers(result: ModelResult, model: nn.Module, inputs: Sequence[Tens
         result.share = sum(layer.torch_seconds for layer in result.layers) / seconds
 
 
-def _forget_compiled() -> None:
-    """Drop what was compiled for other models, of which torch keeps only so many before it gives up."""
+@contextlib.contextmanager
+def _fresh_compiler() -> Iterator[None]:
+    """Drop what was compiled for other models, of which torch keeps only so many, and keep its warnings off the tables."""
     import torch._dynamo
 
     torch._dynamo.reset()
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("_dynamo", "_inductor")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

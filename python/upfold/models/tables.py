@@ -9,10 +9,12 @@ from ..charts import format_seconds
 from ..tables import new_table, ratio_text
 from .result import ModelResult, Variant, summarize
 
+# Of the quartiles of a latency, as a part of it: the machine was busy with something else.
+_UNSTEADY = 0.2
 LEGEND = (
-    "latency: wall time of a call that is waited for. x torch: against torch's layers run in the same way, eager or compiled;\n"
-    "x eager: against torch's layers, eager. device: a GPU's time by CUDA-graph replay (*: of eager calls). memory: the most a\n"
-    "call takes beside the weights; held: what stays beside them, as folded weights. error: of the result, |y - y64| / |y64|."
+    "latency: wall time of a call that is waited for (~: unsteady). x torch: against torch's layers run in the same way, eager\n"
+    "or compiled; x eager: against torch's layers, eager. device: a GPU's time by CUDA-graph replay (*: of eager calls).\n"
+    "memory: the most a call takes beside the weights; held: what stays beside them, as folded weights. error: |y - y64| / |y64|."
 )
 
 
@@ -55,7 +57,12 @@ def _table(result: ModelResult) -> Any:
     table = new_table(title, "layers", "latency", "x torch", "x eager", *device, "error", "first call", "", left=("",))
     for one in result.variants:
         figures = result.figures(one)
-        cells = [one.name, _time(one.seconds), ratio_text(figures["x_torch"]), ratio_text(figures["x_torch_eager"])]
+        cells = [
+            one.name,
+            ("~" if (one.spread or 0) > _UNSTEADY else "") + _time(one.seconds),
+            ratio_text(figures["x_torch"]),
+            ratio_text(figures["x_torch_eager"]),
+        ]
         if on_gpu:
             cells += [_time(one.device_seconds) + ("" if one.how in (None, "graph") else "*")]
             cells += [ratio_text(figures["x_torch_device"]), ratio_text(figures["x_torch_eager_device"])]
