@@ -335,12 +335,13 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "bench": (
         _bench,
         _bench_options,
-        "suites of layers against torch, each result checked before it is timed",
+        "suites of layers and whole models against torch, each result checked before it is timed",
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
         "upfold bench --suite smoke --report out",
+        "upfold bench --suite models --model dcgan unet --no-compile",
     ),
     "chart": (
         _chart,

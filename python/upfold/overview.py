@@ -65,7 +65,10 @@ class Run:
 
 
 def read_facts(paths: str | Path | Sequence[str | Path]) -> dict[str, Any]:
-    """What a results file holds; of several, the run of each by the name of its file, and those of a file that holds several."""
+    """What a results file holds; of several, the run of each by the name of its file, and those of a file that holds several.
+
+    A name that an earlier file has as well gets the file's put before it.
+    """
     if isinstance(paths, (str, Path)) or len(paths) == 1:
         (path,) = [paths] if isinstance(paths, (str, Path)) else paths
         alone: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -73,7 +76,8 @@ def read_facts(paths: str | Path | Sequence[str | Path]) -> dict[str, Any]:
     runs: dict[str, Any] = {}
     for path in map(Path, paths):
         facts = json.loads(path.read_text(encoding="utf-8"))
-        runs.update({path.stem: facts} if "suites" in facts else facts)
+        found = {path.stem: facts} if "suites" in facts else facts
+        runs.update({f"{path.stem} {name}" if name in runs else name: run for name, run in found.items()})
     return runs
 
 

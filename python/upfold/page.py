@@ -21,7 +21,7 @@ body { margin: 0; font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-seri
 header { background: linear-gradient(120deg, #0b3d61, #0072b2); color: #fff; padding: 28px 0 24px; }
 main, header > div { max-width: 1120px; margin: 0 auto; padding: 0 24px; }
 h1 { margin: 0; font-size: 26px; } header p { margin: 6px 0 0; opacity: .85; }
-nav { margin-top: 14px; } nav a { color: #fff; margin-right: 18px; }
+nav { margin-top: 14px; } nav a { color: #fff; margin-right: 18px; display: inline-block; }
 h2 { margin: 44px 0 4px; font-size: 21px; border-bottom: 2px solid var(--faint); padding-bottom: 6px; }
 h3 { margin: 30px 0 2px; font-size: 16px; } .note { color: #59636e; margin: 2px 0 10px; font-size: 13.5px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 14px; margin: 18px 0; }
@@ -124,7 +124,7 @@ def _layers(facts: dict[str, Any]) -> str:
             "Every method on every layer",
             "Time over the floor: the larger of the layer's bytes over the memory rate and its products over the rate of matrix "
             "products. A ring marks what upfold takes by itself.",
-            charts.as_svg(lambda pyplot: charts.panels(pyplot, [run], methods, " ")),
+            charts.as_svg(lambda pyplot: charts.panels(pyplot, [run], methods, "")),
         ),
     ]
     return (

@@ -61,8 +61,8 @@ def _draw(axes: Any, run: dict[str, Any], names: Sequence[str], shown: Sequence[
     thick = _BAR / (len(shown) * _BAR + _GAP)
     longest = 1.0
     for position, name in enumerate(names):
-        for place, variant in enumerate(shown):
-            y = position + (place - (len(shown) - 1) / 2) * thick
+        for row, variant in enumerate(shown):
+            y = position + (row - (len(shown) - 1) / 2) * thick
             one = by_variant(models[name]).get(variant) if name in models else None
             value = None if one is None else ratio(models[name], variant, quantity)
             if one is None or value is None:
@@ -70,9 +70,12 @@ def _draw(axes: Any, run: dict[str, Any], names: Sequence[str], shown: Sequence[
             value = value if faster else 1 / value
             longest = max(longest, value)
             axes.barh(y, value, height=0.86 * thick, color=_COLOURS[variant])
-            loss = value < 1 if faster else value > 1
+            loss = round(value, 2) < 1 if faster else round(value, 2) > 1
             text = _label(models[name], one, value, quantity)
-            axes.text(value, y, f" {text}", va="center", fontsize=7, color=LOSS if loss and variant != TORCH else INK)
+            ink = LOSS if loss and variant != TORCH else INK
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # the line at 1 may run through the label
+            place: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "bbox": behind}
+            axes.annotate(text, (value, y), fontsize=7, color=ink, **place)
         if name not in models:
             text = reasons.get(name) or "not in this run"
             axes.text(0.02, position, text, va="center", fontsize=7.5, color=INK, wrap=True)
