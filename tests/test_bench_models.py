@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import io
 import json
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,11 @@ from upfold.models.tables import print_model, print_models_summary
 
 CPU = torch.device("cpu")
 QUICK = measure.Conditions(torch.float32, CPU, seconds=0.002, compiled=False)
+
+
+@pytest.fixture(autouse=True)
+def _short_measuring_of_layers(monkeypatch):
+    monkeypatch.setattr(sys.modules["upfold.replace"], "_SECONDS_EACH", 0.001)  # the function has the module's name
 
 
 def installed(case):

@@ -188,9 +188,9 @@ def _run_models(options: Options, console: Any) -> Iterator[model_result.ModelRe
     chosen = tuple(map(by_name, options.models)) or MODELS
     on_gpu = options.device.type == "cuda"
     published = on_gpu if options.published is None else options.published
-    words = _repro(MODEL_SUITE, options).split()[4:]
-    words += [] if options.layout == "contiguous" else ["--layout", options.layout]
-    words += [] if published == on_gpu else ["--size", "published" if published else "small"]
+    words = _flags(options)
+    words += [] if options.layout == "contiguous" else [f"--layout {options.layout}"]
+    words += [] if published == on_gpu else [f"--size {'published' if published else 'small'}"]
     conditions = ModelConditions(
         options.dtype,
         options.device,
@@ -222,9 +222,13 @@ def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison
 
 
 def _repro(suite: str, options: Options) -> str:
-    words = [f"upfold bench --suite {suite} --dtype {dtype_name(options.dtype)}"]
+    return " ".join((f"upfold bench --suite {suite}", *_flags(options)))
+
+
+def _flags(options: Options) -> list[str]:
+    words = [f"--dtype {dtype_name(options.dtype)}"]
     if options.device.type != "cpu":
         words.append(f"--device {options.device}")
     if options.precision is not None:
         words.append(f"--precision {options.precision}")
-    return " ".join(words)
+    return words

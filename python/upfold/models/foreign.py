@@ -8,20 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class Main(nn.Module):
-    """A model of whose results the first counts."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """The first result."""
-        result = self.model(*inputs)
-        main: Tensor = result[0] if isinstance(result, (tuple, list)) else result
-        return main
-
-
 def monai(name: str, **options: Any) -> nn.Module:
     """A network of MONAI's, by name."""
     networks = importlib.import_module("monai.networks.nets")
@@ -59,7 +45,7 @@ class SamDecoder(nn.Module):
 
 
 def encodec(**options: Any) -> nn.Module:
-    """Transformers' EnCodec decoder, whose layers carry a weight norm and are trimmed behind."""
+    """The EnCodec decoder of transformers, whose layers carry a weight norm and are trimmed behind."""
     module = importlib.import_module("transformers.models.encodec.modeling_encodec")
     decoder: nn.Module = module.EncodecDecoder(module.EncodecConfig(**options))
     return decoder
