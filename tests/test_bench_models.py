@@ -135,10 +135,13 @@ def test_what_breaks_is_told(error, failures):
     assert "FAILED" in shown(result)
 
 
-def test_without_a_compiler_the_eager_ways_are_timed_all_the_same():
-    def backend(graph, inputs):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_without_a_compiler_the_eager_ways_are_timed_all_the_same(monkeypatch, at_once):
+    def backend(*graph, **options):
         raise RuntimeError("no compiler here")
 
+    if at_once:
+        monkeypatch.setattr(torch, "compile", backend)
     result = measure.run_model(by_name("dcgan"), dataclasses.replace(QUICK, compiled=True, backend=backend))
     assert [one.name for one in result.variants if one.seconds] == list(LAYERS)
     assert all("no compiler here" in one.note for one in result.variants if one.way == "compiled")
