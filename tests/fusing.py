@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import upfold
-from generators import trained
-from models import assert_within_rule, in_double
+from models import assert_within_rule
 from upfold.fused_model import is_fused
+from upfold.models.networks import trained
+from upfold.models.rule import in_double
 
 
 def check(model, *inputs, autocast=None):

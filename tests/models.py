@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import conv_transpose2d  # a name of its own, which no assignment to F reaches
+
+from upfold.models.rule import allowed_error, error_norm
 
 
 class Decoder(nn.Module):
@@ -79,22 +79,9 @@ def states(report) -> dict[str, str]:
     return {row.name: row.state for row in report}
 
 
-def in_double(model: nn.Module, *inputs):
-    """What the model computes in float64, from the weights and inputs that it has."""
-    wide = [value.double() if torch.is_tensor(value) and value.is_floating_point() else value for value in inputs]
-    with torch.no_grad():
-        return copy.deepcopy(model).double()(*wide)
-
-
-def error_norm(y: torch.Tensor, exact: torch.Tensor) -> float:
-    """Norm of the error over the norm of the result; one wrong pixel is far above the rounding of all the others."""
-    error, size = float((y.double() - exact).norm()), float(exact.norm())
-    return error / size if size else error
-
-
 def assert_within_rule(got: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor) -> None:
-    """The 2x rule for a whole model: at most twice torch's own error, of which a whole model has many, so that luck evens out."""
+    """The 2x rule for a whole model."""
     assert got.shape == torchs.shape
     assert got.dtype == torchs.dtype
-    allowed = 2 * max(error_norm(torchs, exact), torch.finfo(torchs.dtype).eps / 2)
+    allowed = allowed_error(torchs, exact)
     assert error_norm(got, exact) <= allowed, f"error {error_norm(got, exact):.3e}, allowed {allowed:.3e}"

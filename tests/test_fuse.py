@@ -11,8 +11,8 @@ from torch import nn
 
 import upfold
 from fusing import Chain, chain, check, image, taken
-from generators import Pix2Pix, dcgan, trained
 from upfold.fused_model import plan_of
+from upfold.models.networks import Pix2Pix, dcgan, trained
 
 # --- whole generators ------------------------------------------------------------------------------------------------
 

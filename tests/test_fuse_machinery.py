@@ -13,9 +13,10 @@ from torch import nn
 
 import upfold
 from fusing import Up, assert_like, block, fused, image, runs_fused
-from generators import Pix2Pix, dcgan, trained
-from models import assert_same, error_norm, snapshot
+from models import assert_same, snapshot
 from upfold.fused_model import is_fused, plan_of
+from upfold.models.networks import Pix2Pix, dcgan, trained
+from upfold.models.rule import error_norm
 
 # --- when the graph stands for the forward ---------------------------------------------------------------------------
 

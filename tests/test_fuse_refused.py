@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 import upfold
 from fusing import Chain, chain, check, image, reasons, taken
-from generators import dcgan, trained
 from models import assert_same, snapshot
+from upfold.models.networks import dcgan, trained
 
 
 def shared(m, y):

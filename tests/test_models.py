@@ -10,15 +10,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import upfold
-from generators import Pix2Pix, dcgan, trained
-from models import assert_within_rule, in_double
+from models import assert_within_rule
+from upfold.models.foreign import SamDecoder, encodec, monai, monai_dynunet
+from upfold.models.networks import Pix2Pix, dcgan, trained
+from upfold.models.rule import in_double
 
 THREE_AXES = (1, 1, 16, 16, 16)
-
-
-def first(result):
-    """The main result of a model that gives several."""
-    return result[0] if isinstance(result, (tuple, list)) else result
+SAM = {"hidden_size": 32, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+ENCODEC = {"hidden_size": 16, "num_filters": 4, "upsampling_ratios": [4, 2], "num_lstm_layers": 1, "codebook_size": 16}
 
 
 class Main(nn.Module):
@@ -29,12 +28,8 @@ class Main(nn.Module):
         self.model = model
 
     def forward(self, *inputs):
-        return first(self.model(*inputs))
-
-
-def monai(name, **options):
-    nets = pytest.importorskip("monai.networks.nets", reason="MONAI is an extra of the tests (models)")
-    return getattr(nets, name)(**options)
+        result = self.model(*inputs)
+        return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def monai_unet(dims=2, **options):
@@ -47,43 +42,6 @@ def monai_unetr(norm="batch"):
     return monai("UNETR", in_channels=1, out_channels=2, norm_name=norm, **sizes)
 
 
-def monai_dynunet(dims, **options):
-    sizes = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "filters": [4, 8, 16]}
-    return monai("DynUNet", spatial_dims=dims, in_channels=1, out_channels=2, **sizes, **options)
-
-
-class SamDecoder(nn.Module):
-    """transformers' mask decoder of Segment Anything, called with its arguments by name."""
-
-    def __init__(self):
-        super().__init__()
-        module = pytest.importorskip(
-            "transformers.models.sam.modeling_sam", reason="transformers is an extra of the tests (models)"
-        )
-        sizes = {"hidden_size": 32, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
-        config = module.SamMaskDecoderConfig(**sizes)
-        config._attn_implementation = "eager"
-        self.decoder = module.SamMaskDecoder(config)
-
-    def forward(self, image, positions, prompts, dense):
-        return self.decoder(
-            image_embeddings=image,
-            image_positional_embeddings=positions,
-            sparse_prompt_embeddings=prompts,
-            dense_prompt_embeddings=dense,
-            multimask_output=True,
-        )
-
-
-def encodec(causal=True):
-    """transformers' EnCodec decoder, whose layers carry a weight norm and are trimmed behind."""
-    module = pytest.importorskip(
-        "transformers.models.encodec.modeling_encodec", reason="transformers is an extra of the tests (models)"
-    )
-    sizes = {"hidden_size": 16, "num_filters": 4, "upsampling_ratios": [4, 2], "num_lstm_layers": 1, "codebook_size": 16}
-    return module.EncodecDecoder(module.EncodecConfig(**sizes, use_causal_conv=causal))
-
-
 # How to build it, the shapes of its inputs, and what fuse takes into its layers, in all.
 MODELS = {
     "dcgan": (dcgan, [(2, 8, 1, 1)], 9),
@@ -94,9 +52,9 @@ MODELS = {
     "monai-unetr": (monai_unetr, [THREE_AXES], 5),
     "monai-dynunet": (lambda: monai_dynunet(2, res_block=True), [(1, 1, 16, 16)], 2),
     "monai-dynunet-3d": (lambda: monai_dynunet(3, norm_name="batch"), [THREE_AXES], 2),
-    "sam-mask-decoder": (SamDecoder, [(1, 32, 8, 8), (1, 32, 8, 8), (1, 1, 2, 32), (1, 32, 8, 8)], 1),
-    "encodec": (encodec, [(1, 16, 12)], 2),
-    "encodec-not-causal": (lambda: encodec(causal=False), [(1, 16, 12)], 2),
+    "sam-mask-decoder": (lambda: SamDecoder(**SAM), [(1, 32, 8, 8), (1, 32, 8, 8), (1, 1, 2, 32), (1, 32, 8, 8)], 1),
+    "encodec": (lambda: encodec(**ENCODEC), [(1, 16, 12)], 2),
+    "encodec-not-causal": (lambda: encodec(**ENCODEC, use_causal_conv=False), [(1, 16, 12)], 2),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -105,7 +63,10 @@ def build(name):
     """The model with random weights, and random inputs; the same in each call."""
     make, shapes, _ = MODELS[name]
     torch.manual_seed(11)
-    model = trained(Main(make()))
+    try:
+        model = trained(Main(make()))
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is an extra of the tests (models)")
     return model, [torch.randn(shape) for shape in shapes]
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import upfold
 from fusing import Up, assert_like, block, image
-from generators import trained
 from models import assert_same, snapshot
 from upfold.fused_model import is_fused
+from upfold.models.networks import trained
 
 
 class Branching(Up):

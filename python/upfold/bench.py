@@ -1,10 +1,10 @@
-"""The bench: suites of layers, fold and unfold, and the host's time, each checked before it is timed, none asserted."""
+"""The bench: suites of layers, fold and unfold, the host's time, whole models; each checked before it is timed, none asserted."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +15,11 @@ import torch
 from . import cases, dispatch, info
 from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
+from .models import MODELS, by_name
+from .models import result as model_result
+from .models.measure import Conditions as ModelConditions
+from .models.measure import run_model
+from .models.tables import print_model, print_models_summary
 from .modes import FORWARD
 from .pairs import PairRow, print_pairs, run_fold, run_host
 from .patch import unpatched
@@ -23,6 +28,8 @@ from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
+MODEL_SUITE = "models"
+# What "all" stands for; whole models, which take minutes to compile, are asked for by name.
 SUITES = (*CASE_SUITES, "fold", "host")
 # Of a results file; raised when a key changes its meaning.
 SCHEMA = 1
@@ -43,6 +50,9 @@ class Options:
         modes: which operators (`modes.MODES`), for the suites of layers.
         precision: "tf32" or "ieee" sets torch's switches for float32 on a GPU during the run; None leaves them as they are.
         configs: whether every config of an algorithm gets a row.
+        models: which whole models, by name; none takes all.
+        published: whether they have their published sizes; None does so on a GPU alone.
+        compiled: whether they run under ``torch.compile`` as well.
     """
 
     device: torch.device
@@ -53,6 +63,9 @@ class Options:
     modes: tuple[str, ...] = (FORWARD,)
     precision: str | None = None
     configs: bool = False
+    models: tuple[str, ...] = ()
+    published: bool | None = None
+    compiled: bool = True
 
 
 @dataclass
@@ -64,15 +77,21 @@ class Results:
     options: Options
     suites: dict[str, list[Comparison]] = field(default_factory=dict)
     pairs: dict[str, list[PairRow]] = field(default_factory=dict)
+    models: list[model_result.ModelResult] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
         """What broke or is wrong of upfold's in any suite, a line for each."""
         layers = [text for rows in self.suites.values() for comparison in rows for text in comparison.failures]
-        return layers + [text for rows in self.pairs.values() for row in rows for text in row.failures]
+        pairs = [text for rows in self.pairs.values() for row in rows for text in row.failures]
+        return layers + pairs + [text for result in self.models for text in result.failures]
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON; a suite of a gradient is called ``decoders grad_input``."""
+        models: dict[str, Any] = {}
+        if self.models:
+            models[MODEL_SUITE] = [result.to_dict() for result in self.models]
+            models["models_summary"] = model_result.summarize(self.models)
         return {
             "schema": SCHEMA,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -86,6 +105,7 @@ class Results:
             "summary": {name: summarize(rows) for name, rows in self.suites.items()},
             "suites": {name: [comparison.to_dict() for comparison in rows] for name, rows in self.suites.items()},
             **{name: [row.to_dict() for row in rows] for name, rows in self.pairs.items()},
+            **models,
         }
 
     def write(self, path: str | Path) -> Path:
@@ -95,15 +115,26 @@ class Results:
         path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
         return path
 
+    def write_if(self, path: str | Path | None) -> None:
+        """Write them where there is a path."""
+        if path is not None:
+            self.write(path)
+
+
+def names_of(suites: Sequence[str]) -> tuple[str, ...]:
+    """The suites that words name, each once; "all" stands for `SUITES`."""
+    return tuple(dict.fromkeys(name for word in suites for name in (SUITES if word == "all" else (word,))))
+
 
 @unpatched()
-def run(names: Sequence[str], options: Options, console: Any) -> Results:
+def run(names: Sequence[str], options: Options, console: Any, path: str | Path | None = None) -> Results:
     """Run suites and print a table for each as soon as it is done.
 
     Args:
-        names: of the suites (`SUITES`).
+        names: of the suites (`SUITES` and `MODEL_SUITE`).
         options: how to run.
         console: a rich console.
+        path: where the figures go as JSON, after each suite and each whole model, so that a run cut short leaves what it has.
 
     Returns:
         Every figure.
@@ -122,11 +153,20 @@ def run(names: Sequence[str], options: Options, console: Any) -> Results:
                     label = name if mode == FORWARD else f"{name} {mode}"
                     results.suites[label] = _run_cases(name, mode, options, console)
                     _print_suite(console, label, where, results.suites[label])
+                    results.write_if(path)
+                continue
+            if name == MODEL_SUITE:
+                console.print(f"[bold]{name}: {where}[/]")
+                for result in _run_models(options, console):
+                    results.models.append(result)
+                    results.write_if(path)
+                print_models_summary(console, results.models)
                 continue
             with console.status(f"timing {name}"):
                 measured = run_fold if name == "fold" else run_host
                 results.pairs[name] = measured(options.device, options.dtype, options.seconds, _repro(name, options))
             print_pairs(console, f"{name}: {where}", results.pairs[name])
+            results.write_if(path)
     return results
 
 
@@ -144,6 +184,29 @@ def _run_cases(suite: str, mode: str, options: Options, console: Any) -> list[Co
     return done
 
 
+def _run_models(options: Options, console: Any) -> Iterator[model_result.ModelResult]:
+    chosen = tuple(map(by_name, options.models)) or MODELS
+    on_gpu = options.device.type == "cuda"
+    published = on_gpu if options.published is None else options.published
+    words = _flags(options)
+    words += [] if options.layout == "contiguous" else [f"--layout {options.layout}"]
+    words += [] if published == on_gpu else [f"--size {'published' if published else 'small'}"]
+    conditions = ModelConditions(
+        options.dtype,
+        options.device,
+        options.layout,
+        small=not published,
+        seconds=3 * options.seconds,
+        compiled=options.compiled,
+        flags=" ".join(words),
+    )
+    for case in chosen:
+        with console.status(f"{MODEL_SUITE}: {case.name}"):
+            result = run_model(case, conditions)
+        print_model(console, result)
+        yield result
+
+
 def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison]) -> None:
     console.print(suite_table(f"{label}: {where}", rows, console.width))
     for row in rows:
@@ -159,9 +222,13 @@ def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison
 
 
 def _repro(suite: str, options: Options) -> str:
-    words = [f"upfold bench --suite {suite} --dtype {dtype_name(options.dtype)}"]
+    return " ".join((f"upfold bench --suite {suite}", *_flags(options)))
+
+
+def _flags(options: Options) -> list[str]:
+    words = [f"--dtype {dtype_name(options.dtype)}"]
     if options.device.type != "cpu":
         words.append(f"--device {options.device}")
     if options.precision is not None:
         words.append(f"--precision {options.precision}")
-    return " ".join(words)
+    return words

@@ -217,7 +217,8 @@ def panels(pyplot: Any, runs: Sequence[Run], methods: Sequence[str], title: str 
     """A panel for each run, side by side, on one logarithmic axis of times over the floor."""
     layers = runs[0].layers
     height = 0.25 * len(layers) + 0.8
-    figure, grid = pyplot.subplots(1, len(runs), figsize=(5.4 * len(runs) + 0.6, height), sharey=True, squeeze=False)
+    width = max(9.0, 5.4 * len(runs) + 0.6)
+    figure, grid = pyplot.subplots(1, len(runs), figsize=(width, height), sharey=True, squeeze=False)
     figure.subplots_adjust(wspace=0.2)
     times = [layer.times[name] / layer.floor for run in runs for layer in run.layers for name in methods if name in layer.times]
     marks: dict[str, Any] = {}
@@ -232,8 +233,9 @@ def panels(pyplot: Any, runs: Sequence[Run], methods: Sequence[str], title: str 
     order = [name for name in methods if name in marks] + ["taken by auto"]
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, grid[0][0].get_position().y0 - 0.5 * inch)}
     figure.legend([marks[name] for name in order], order, ncol=len(order), frameon=False, fontsize=9, **place)
-    heading = title or f"Time over the floor of each layer, logarithmic (left is better): {runs[0].device}"
-    figure.suptitle(heading, x=0.02, y=grid[0][0].get_position().y1 + 0.5 * inch, ha="left", fontsize=12)
+    heading = f"Time over the floor of each layer, logarithmic (left is better): {runs[0].device}" if title is None else title
+    if heading:
+        figure.suptitle(heading, x=0.02, y=grid[0][0].get_position().y1 + 0.5 * inch, ha="left", fontsize=12)
     return figure
 
 

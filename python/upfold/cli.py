@@ -33,7 +33,7 @@ from .options import (
 from .precision import float32_precision
 
 _CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,24 +119,28 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
 
 def _bench_options(command: argparse.ArgumentParser) -> None:
     suites = (*_SUITES, "all")
-    command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help="which (default: smoke)")
+    text = "which (default: smoke); all leaves out models, whole ones, each in all ways, which take minutes"
+    command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help=text)
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
     _add_seconds(command, 0.2)
     command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    model_commands.bench_options(command)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
-    command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
+    text = "also draw the suites of layers, or where there are none the models (.png, .svg or .pdf)"
+    command.add_argument("--chart", metavar="FILE", help=text)
     command.add_argument("--report", metavar="FOLDER", help="also write a page of tables and charts, FOLDER/index.html")
     add_run(command)
 
 
 def _chart_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("results", metavar="FILE.json", help="what upfold bench --json or make gpu-check wrote")
+    text = "what upfold bench --json or make gpu-check wrote; several are runs by their names"
+    command.add_argument("results", nargs="+", metavar="FILE.json", help=text)
     text = "runs of a file that holds several, side by side (default: the first)"
     command.add_argument("--run", nargs="+", default=[], metavar="NAME", help=text)
-    text = "suites, as the file calls them (default: all without a gradient)"
+    text = "suites of layers, as the file calls them (default: all without a gradient), or models"
     command.add_argument("--suite", nargs="+", default=[], metavar="NAME", help=text)
     command.add_argument("--layer", nargs="+", default=[], metavar="NAME", help="layers (default: all of the suites)")
     text = "methods (default: gemm, direct, depthwise, fused, torch and torch channels_last)"
@@ -199,17 +203,17 @@ def _compare(arguments: argparse.Namespace) -> list[str]:
 def _bench(arguments: argparse.Namespace) -> list[str]:
     import rich  # noqa: F401
 
-    from . import bench, overview, tables
+    from . import bench, tables
 
     for flag, value in (("chart", arguments.chart), ("report", arguments.report)):
-        if value is not None and not {"all", *bench.CASE_SUITES} & set(arguments.suite):
+        if value is not None and not {"all", *bench.CASE_SUITES, bench.MODEL_SUITE} & set(arguments.suite):
             raise Failure(f"--{flag} = {value}; --suite {' '.join(arguments.suite)} has no layers to draw")
     if arguments.chart is not None:
-        charts = load_charts(arguments.chart)
+        load_charts(arguments.chart)
     if arguments.report is not None:
-        page = load_page()
+        load_page()
     device = chosen_device(arguments)
-    names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
+    names = bench.names_of(arguments.suite)
     limit = arguments.max_gflop
     if limit is None and device.type == "cpu":
         limit = bench.CPU_MAX_GFLOP
@@ -222,15 +226,32 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         tuple(dict.fromkeys(arguments.mode)),
         chosen_precision(arguments, device),
         arguments.configs,
+        tuple(dict.fromkeys(arguments.model)),
+        None if arguments.size is None else arguments.size == "published",
+        not arguments.no_compile,
     )
-    results = bench.run(names, options, tables.make_console())
+    results = bench.run(names, options, tables.make_console(), arguments.json)
     if arguments.json is not None:
-        print(f"wrote {results.write(arguments.json)}")
+        print(f"wrote {arguments.json}")
+    facts = results.to_dict()
     if arguments.chart is not None:
-        print(f"wrote {charts.write_overview([overview.run_of(results.to_dict())], arguments.chart)}")
+        _draw(facts, arguments.chart)
     if arguments.report is not None:
-        print(f"wrote {page.write_page(results.to_dict(), arguments.report)}")
+        print(f"wrote {load_page().write_page(facts, arguments.report)}")
     return results.failures
+
+
+def _draw(facts: dict[str, Any], path: str) -> None:
+    """Draw the layers of a run, or where it has none its models."""
+    from . import overview
+    from .models import charts as model_charts
+    from .models.overview import model_runs
+
+    if facts["suites"]:
+        written = load_charts(path).write_overview([overview.run_of(facts)], path)
+    else:
+        written = model_charts.write_models_chart(model_runs(facts), path)
+    print(f"wrote {written}")
 
 
 def _chart(arguments: argparse.Namespace) -> None:
@@ -238,15 +259,31 @@ def _chart(arguments: argparse.Namespace) -> None:
 
     if arguments.report is not None:
         page = load_page()
-        print(f"wrote {page.write_page(page.read_facts(arguments.results), arguments.report)}")
+        print(f"wrote {page.write_page(overview.read_facts(arguments.results), arguments.report)}")
         if arguments.chart is None:
             return
+    if arguments.suite == ["models"]:
+        _chart_models(arguments)
+        return
     runs = overview.read_runs(arguments.results, arguments.run, arguments.suite, arguments.layer)
     if arguments.chart is None:
         print(overview.markdown(runs, arguments.method))
         return
     charts = load_charts(arguments.chart)
     print(f"wrote {charts.write_overview(runs, arguments.chart, arguments.method)}")
+
+
+def _chart_models(arguments: argparse.Namespace) -> None:
+    from .models import charts as model_charts
+    from .models.overview import markdown, model_runs
+    from .overview import read_facts
+
+    runs = model_runs(read_facts(arguments.results), arguments.run)
+    if arguments.chart is None:
+        print(markdown(runs))
+        return
+    load_charts(arguments.chart)
+    print(f"wrote {model_charts.write_models_chart(runs, arguments.chart)}")
 
 
 def _explain(arguments: argparse.Namespace) -> None:
@@ -298,12 +335,13 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     "bench": (
         _bench,
         _bench_options,
-        "suites of layers against torch, each result checked before it is timed",
+        "suites of layers and whole models against torch, each result checked before it is timed",
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
         "upfold bench --suite smoke --report out",
+        "upfold bench --suite models --model dcgan unet --no-compile",
     ),
     "chart": (
         _chart,

@@ -19,3 +19,13 @@ def held_beside_result(call: Callable[[], torch.Tensor], device: torch.device) -
     facts = torch.cuda.memory_stats(device)
     kind = "requested_bytes.all" if "requested_bytes.all.peak" in facts else "allocated_bytes.all"
     return y, facts[f"{kind}.peak"] - facts[f"{kind}.current"]
+
+
+def peak_beside(call: Callable[[], object], device: torch.device) -> int:
+    """Call, and return the most bytes that were allocated at a time beside those of before, the result's included."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

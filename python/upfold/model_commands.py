@@ -1,4 +1,4 @@
-"""The commands that take a model: ``upfold scan`` and ``upfold tune``."""
+"""The commands that take a model: ``upfold scan`` and ``upfold tune``; and what ``upfold bench`` is told of its own models."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def tune_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     command.add_argument("--import", metavar="FILE", help="first add the plans of a file to the cache", dest="plans")
     command.add_argument("--export", metavar="FILE", help="then write all plans to a file, to be shipped with a model")
+
+
+def bench_options(command: argparse.ArgumentParser) -> None:
+    """The flags of ``upfold bench`` for its suite of whole models."""
+    group = command.add_argument_group("the suite of whole models")
+    group.add_argument("--model", nargs="+", default=[], metavar="NAME", help="which (default: all)")
+    text = "of the models (default: small on a CPU, published on a GPU)"
+    group.add_argument("--size", choices=("published", "small"), help=text)
+    group.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
 
 
 def scan(arguments: argparse.Namespace) -> None:

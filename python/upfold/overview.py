@@ -64,11 +64,30 @@ class Run:
         return f"{self.device}, {self.kind}{mean}"
 
 
-def read_runs(path: str | Path, names: Sequence[str] = (), suites: Sequence[str] = (), layers: Sequence[str] = ()) -> list[Run]:
+def read_facts(paths: str | Path | Sequence[str | Path]) -> dict[str, Any]:
+    """What a results file holds; of several, the run of each by the name of its file, and those of a file that holds several.
+
+    A name that an earlier file has as well gets the file's put before it.
+    """
+    if isinstance(paths, (str, Path)) or len(paths) == 1:
+        (path,) = [paths] if isinstance(paths, (str, Path)) else paths
+        alone: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        return alone
+    runs: dict[str, Any] = {}
+    for path in map(Path, paths):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        found = {path.stem: facts} if "suites" in facts else facts
+        runs.update({f"{path.stem} {name}" if name in runs else name: run for name, run in found.items()})
+    return runs
+
+
+def read_runs(
+    path: str | Path | Sequence[str | Path], names: Sequence[str] = (), suites: Sequence[str] = (), layers: Sequence[str] = ()
+) -> list[Run]:
     """Read runs of a file that ``upfold bench --json`` or ``make gpu-check`` wrote.
 
     Args:
-        path: the file.
+        path: the file, or several.
         names: of the runs, in a file that holds several; none takes the first.
         suites: which; none takes all forward ones. A gradient's is called as ``decoders grad_input``.
         layers: which, by name; none takes all.
@@ -76,7 +95,7 @@ def read_runs(path: str | Path, names: Sequence[str] = (), suites: Sequence[str]
     Raises:
         InvalidArgument: the file holds no such run, suite or layer.
     """
-    facts: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    facts = read_facts(path)
     several = {name: run for name, run in facts.items() if isinstance(run, dict) and "suites" in run}
     runs = {"": facts} if "suites" in facts else several
     for name in names:

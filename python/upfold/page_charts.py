@@ -94,6 +94,8 @@ def gains(pyplot: Any, run: Run) -> Any:
 
 def leads(pyplot: Any, run: Run, methods: Sequence[str]) -> Any:
     """For each method: on how many layers it is the fastest shown, and its time over the fastest's in geometric mean."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, (count, lag) = pyplot.subplots(1, 2, figsize=(10, 0.9 + 0.34 * len(methods)), sharey=True)
     for position, method in enumerate(methods):
         took = [layer for layer in run.layers if method in layer.times]
@@ -107,6 +109,7 @@ def leads(pyplot: Any, run: Run, methods: Sequence[str]) -> Any:
     names = [method if method.startswith("torch") else f"upfold {method}" for method in methods]
     count.set_yticks(range(len(methods)), names, fontsize=9)
     count.set_ylim(len(methods) - 0.4, -0.6)
+    count.xaxis.set_major_locator(MaxNLocator(integer=True))
     count.set_xlabel("layers on which it is the fastest, of those that it takes", fontsize=9)
     lag.set_xlabel("its time over the fastest's, geometric mean of those", fontsize=9)
     lag.set_xlim(1, lag.get_xlim()[1] * 1.1)

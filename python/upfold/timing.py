@@ -106,6 +106,21 @@ def host_medians(functions: Sequence[Work], device: torch.device | str, *, secon
     return [t.seconds for t in _interleave([_host_runner(_as_calls(work), device) for work in functions], seconds)]
 
 
+def latencies(functions: Sequence[Call], device: torch.device | str, *, seconds: float = 0.3) -> list[Timing]:
+    """Time what a caller waits for who needs each result before the next call: the host's part and a GPU's work.
+
+    Args:
+        functions: each is called without arguments.
+        device: where the work runs; it is waited for after each call.
+        seconds: as for `medians`.
+
+    Returns:
+        Wall times, one for each function; the rounds are interleaved.
+    """
+    device = torch.device(device)
+    return _interleave([_waiting_runner(call, device) for call in functions], seconds)
+
+
 def data_sets(bytes_touched: int, device: torch.device | str) -> int:
     """Number of data sets that must take turns so that each call finds its operands outside the cache.
 
@@ -159,11 +174,25 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
-    def settle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+def _waiting_runner(call: Call, device: torch.device) -> _Runner:
+    def sample() -> float:
+        start = time.perf_counter()
+        call()
+        settle(device)
+        return time.perf_counter() - start
 
+    for _ in range(2):
+        sample()
+    return _Runner(sample, 1, "wall")
+
+
+def settle(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
     def once() -> float:
         start = time.perf_counter()
         for call in calls:
@@ -171,10 +200,10 @@ def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
         return time.perf_counter() - start
 
     estimate = once()
-    settle()
+    settle(device)
     if estimate < _LONG_CALL:  # the first call paid for planning and fresh memory; a long one hardly noticed
         estimate = once()
-        settle()
+        settle(device)
     repeats = range(max(1, math.ceil(_SHORTEST_SAMPLE / max(estimate, 1e-9))))
 
     def sample() -> float:
@@ -183,7 +212,7 @@ def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
             for call in calls:
                 call()
         elapsed = time.perf_counter() - start
-        settle()
+        settle(device)
         return elapsed
 
     return _Runner(sample, len(repeats) * len(calls), "wall")

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import upfold
-from generators import Pix2Pix, dcgan, trained
 from gpu import missing
-from models import assert_within_rule, in_double
+from models import assert_within_rule
 from upfold.fused_model import is_fused
+from upfold.models.networks import Pix2Pix, dcgan, trained
+from upfold.models.rule import in_double
 
 reason = missing()
 if reason is not None:

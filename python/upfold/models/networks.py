@@ -1,9 +1,12 @@
-"""Generators written from their published definitions, at any width, with statistics and weights as after some training."""
+"""Networks written from their published definitions, at any width, with statistics and weights as after some training."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def dcgan(width: int = 4, latent: int = 8, colours: int = 3) -> nn.Sequential:
@@ -35,25 +38,59 @@ class SkipBlock(nn.Module):
             up.append(nn.Dropout(0.5))
         self.model = nn.Sequential(*down, *([] if inside is None else [inside]), *up)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
+        """The input, and behind it what the levels below make of it."""
         return torch.cat([x, self.model(x)], 1)
 
 
 class Pix2Pix(nn.Module):
-    """The outermost level: no norms, and tanh at the end."""
+    """The U-Net generator of Isola et al. 2017, here its outermost level: no norms, and tanh at the end."""
 
     def __init__(self, width: int = 4, colours: int = 3, levels: int = 4) -> None:
         super().__init__()
         block: nn.Module | None = None
         sizes = [width * min(2**level, 8) for level in range(levels)]
-        for outer, inner in zip(sizes[-2::-1], sizes[:0:-1]):
+        for inner, outer in pairwise(sizes[::-1]):
             block = SkipBlock(outer, inner, block, dropout=block is not None)
         self.enter = nn.Conv2d(colours, width, 4, 2, 1)
-        self.inside = block
+        self.inside: Any = block
         self.leave = nn.Sequential(nn.ReLU(), nn.ConvTranspose2d(2 * width, colours, 4, 2, 1), nn.Tanh())
 
-    def forward(self, x):
-        return self.leave(self.inside(self.enter(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        """A picture of the same size."""
+        picture: Tensor = self.leave(self.inside(self.enter(x)))
+        return picture
+
+
+def _two_convolutions(enter: int, leave: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels in (enter, leave):
+        layers += [nn.Conv2d(channels, leave, 3, padding=1, bias=False), nn.BatchNorm2d(leave), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """The U-Net of Ronneberger et al. 2015 as it is used today: convolutions padded, so that nothing is cropped, and normed."""
+
+    def __init__(self, width: int = 4, levels: int = 4, colours: int = 3, classes: int = 2) -> None:
+        super().__init__()
+        sizes = [width * 2**level for level in range(levels + 1)]
+        self.enter = _two_convolutions(colours, width)
+        self.down = nn.ModuleList(nn.Sequential(nn.MaxPool2d(2), _two_convolutions(a, b)) for a, b in pairwise(sizes))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for b, a in pairwise(sizes[::-1]))
+        self.join = nn.ModuleList(_two_convolutions(b, a) for b, a in pairwise(sizes[::-1]))
+        self.leave = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A score for each class and pixel; height and width must be multiples of 2 ** levels."""
+        kept = [self.enter(x)]
+        for down in self.down:
+            kept.append(down(kept[-1]))
+        y = kept.pop()
+        for up, join in zip(self.up, self.join):
+            y = join(torch.cat([kept.pop(), up(y)], 1))
+        scores: Tensor = self.leave(y)
+        return scores
 
 
 def trained(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -63,9 +100,9 @@ def trained(model: nn.Module, seed: int = 0) -> nn.Module:
         for module in model.modules():
             for name, low, high in (("running_mean", -0.5, 0.5), ("running_var", 0.5, 2.0)):
                 if getattr(module, name, None) is not None:
-                    value = getattr(module, name)
+                    value: Any = getattr(module, name)
                     value.copy_(torch.rand(value.shape, generator=generator) * (high - low) + low)
                     for parameter in (module.weight, module.bias):
-                        if parameter is not None:
+                        if isinstance(parameter, Tensor):
                             parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
     return model.eval()
