@@ -56,22 +56,22 @@ _RATES = {
         _Rates(4.6, 0.72, 0.62, 3.0e-5, 5.3e-3, 2.7e-4, 2.7e-4, 0.55, 0.0),
     ),
     _Kind.WARPGROUPS: (
-        _Rates(13.9, 0.77, 1.07, 1.34e-5, 4.2e-3, 4.0e-5, 2.8e-4, 0.43, 0.70),
-        _Rates(12.6, 0.92, 1.31, 1.60e-5, 3.2e-3, 5.2e-5, 3.3e-4, 0.32, 1.0),
+        _Rates(13.9, 0.781, 1.08, 1.34e-5, 4.18e-3, 4.12e-5, 2.83e-4, 0.435, 0.544),
+        _Rates(12.9, 0.92, 1.37, 1.47e-5, 2.80e-3, 5.07e-5, 3.29e-4, 0.325, 0.76),
     ),
     _Kind.PIXELS: (
-        _Rates(6.9, 0.56, 0.80, 2.1e-5, 5.7e-3, 2.8e-5, 1.9e-4, 0.33, 0.25),
-        _Rates(7.6, 0.60, 0.97, 2.3e-5, 4.0e-3, 3.0e-5, 2.1e-4, 0.24, 0.25),
+        _Rates(5.73, 0.446, 0.0203, 2.20e-5, 9.75e-3, 2.14e-5, 1.60e-4, 0.306, 0.723),
+        _Rates(5.04, 0.647, 1.01, 2.11e-5, 5.12e-3, 3.33e-5, 2.01e-4, 0.231, 0.25),
     ),
     _Kind.PACKED: (
-        _Rates(9.3, 1.04, 0.49, 1.22e-5, 1.7e-3, 6.0e-5, 3.0e-4, 0.58, 0.25, 0.55),
-        _Rates(10.2, 1.18, 0.21, 1.1e-5, 1.9e-3, 7.3e-5, 3.1e-4, 0.33, 0.25, 0.55),
+        _Rates(5.51, 0.841, 0.215, 1.30e-5, 2.31e-3, 4.50e-5, 3.24e-4, 0.54, 0.845, 0.55),
+        _Rates(6.4, 0.942, 0.0495, 1.36e-5, 2.16e-3, 5.26e-5, 3.14e-4, 0.325, 0.969, 0.55),
     ),
 }
 # Of pixels where kernel and stride are equal, so that a tile is a run of units; and of tiles made for that case alone.
 _RUNS = (
-    _Rates(10.8, 0.76, 0.28, 1.34e-5, 2.4e-3, 4.1e-5, 2.1e-4, 0.26, 0.33),
-    _Rates(8.2, 0.80, 0.58, 7.9e-6, 3.1e-4, 4.3e-5, 2.6e-4, 0.24, 0.36),
+    _Rates(10.8, 0.865, 0.42, 1.01e-5, 3.24e-4, 4.82e-5, 2.45e-4, 0.277, 0.315),
+    _Rates(8.63, 0.791, 0.48, 7.77e-6, 3.05e-4, 4.21e-5, 2.76e-4, 0.24, 0.345),
 )
 _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
@@ -81,6 +81,7 @@ _EQUAL = (
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
 _NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a time
+_LONG = 0.72  # and where warpgroups that turn x have one phase, so that products follow each other longer
 
 
 class Fused:
@@ -165,6 +166,15 @@ def _workspace_bytes(problem: Problem, config: int, device: int) -> int:
     return needed
 
 
+def _width(kind: _Kind, phases: int, vectors: int) -> float:
+    """How many times the rates' work a step of such a tile is."""
+    if kind == _Kind.PIXELS:
+        return vectors / _VECTORS
+    if kind == _Kind.PACKED and phases == 4:
+        return _NARROW
+    return _LONG if kind == _Kind.WARPGROUPS and phases == 1 else 1.0
+
+
 @lru_cache(maxsize=4096)
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, each of some steps, which multiply or wait for their inputs."""
@@ -191,8 +201,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         outputs = channels * phases * units
         copied = max(rates.input, _ODD_INPUT) if odd and kind in (_Kind.WARPGROUPS, _Kind.PIXELS) else rates.input
         work = max(slots * channels * units * rates.product, patch * copied)
-        wide = vectors / _VECTORS if kind == _Kind.PIXELS else _NARROW if phases == 4 and kind == _Kind.PACKED else 1.0
-        step = rates.step + work * wide
+        step = rates.step + work * _width(_Kind(kind), phases, vectors)
         partial = 8e-6 * tiles * outputs * rates.partial if parts > 1 else 0.0
         output = rates.output if problem.stride[2] == phases_w else rates.scattered
         packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
