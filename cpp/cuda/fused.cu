@@ -60,11 +60,7 @@ constexpr std::int64_t kUncapped = std::numeric_limits<std::int64_t>::max();
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
 // Those that the kernels are made for, with asynchronous copies beside them.
-bool has_tensor_cores(int device) {
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return major >= 8;
-}
+bool has_tensor_cores(int device) { return code_capability(device) >= 80; }
 
 // Whether a tile's kernel is there: warpgroups are of compute capability 9.0 alone, and must have been compiled for it.
 bool is_compiled(int device, int config) {

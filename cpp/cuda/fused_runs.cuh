@@ -114,7 +114,10 @@ UPFOLD_DEVICE void store_vector(Value* to, const float* values) {
 }
 
 // What outputs are raised to where the activation is ReLU; nothing where there is none.
-UPFOLD_DEVICE float least_of(const FusedJob& job) { return job.activation == Activation::kRelu ? 0.0f : -INFINITY; }
+UPFOLD_DEVICE float least_of(const FusedJob& job) {
+  constexpr std::uint32_t kMinusInfinity = 0xff800000u;
+  return job.activation == Activation::kRelu ? 0.0f : __uint_as_float(kMinusInfinity);
+}
 
 // What a thread of a warpgroup holds: two neighbouring units of two channels, number `row`, in each column tile.
 template <typename Value, typename Tile>

@@ -3,10 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
-
 #include "../error.h"
 #include "api.h"
+#include "compiled.h"
 
 namespace upfold::cuda {
 
@@ -34,7 +33,8 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-// Bytes of shared memory that a device has, at most for one block and for one multiprocessor.
+// Bytes of shared memory that a kernel may count on, at most for one block and for one multiprocessor: what the device has, but
+// no more than the one whose code it runs (compiled.h).
 struct SharedMemory {
   std::int64_t of_block, of_multiprocessor;
 };
@@ -42,7 +42,17 @@ inline SharedMemory shared_memory(int device) {
   int block = 0, multiprocessor = 0;
   check(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "cudaDeviceGetAttribute");
-  return {block, multiprocessor};
+  const int capability = code_capability(device);
+  std::int64_t most = multiprocessor;  // of a multiprocessor; all but one KiB of it for one block, from 8.0 on
+  if (capability < 80) {
+    most = 64 << 10;
+  } else if (capability == 80 || capability == 87) {
+    most = 164 << 10;
+  } else if (capability < 90) {
+    most = 100 << 10;
+  }
+  const std::int64_t of_block = capability < 80 ? most : most - (1 << 10);
+  return {block < of_block ? block : of_block, multiprocessor < most ? multiprocessor : most};
 }
 
 template <typename T>
@@ -57,33 +67,26 @@ struct Grid {
   bool overlaps = false;  // may begin before the kernel ahead of it on the stream has ended, and awaits that itself
 };
 
-// Whether an overlapping launch is one: capability 9.0, code compiled for it (older code that the driver translates does not
-// wait), and a driver whose graphs hold such launches. Asked once for each device; kernels are all compiled alike.
-inline bool can_overlap(const void* kernel, int device) {
+// Whether an overlapping launch is one: code of capability 9.0 (older code that the driver translates does not wait), and a
+// driver whose graphs hold such launches.
+inline bool can_overlap(int device) {
 #if CUDART_VERSION >= 12030
-  constexpr int kMostDevices = 64, kOldestDriver = 12030;
-  static std::atomic<int> answers[kMostDevices];  // 0: not known, 1: no, 2: yes
-  if (device < 0 || device >= kMostDevices) return false;
-  int answer = answers[device].load(std::memory_order_relaxed);
-  if (answer == 0) {
-    int major = 0, driver = 0;
-    cudaFuncAttributes attributes;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-    answer = major >= 9 && driver >= kOldestDriver && attributes.ptxVersion >= 90 ? 2 : 1;
-    answers[device].store(answer, std::memory_order_relaxed);
-  }
-  return answer == 2;
+  constexpr int kOldestDriver = 12030;
+  static const int driver = [] {
+    int version = 0;
+    check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    return version;
+  }();
+  return driver >= kOldestDriver && code_capability(device) >= 90;
 #else
-  return (void)kernel, (void)device, false;
+  return (void)device, false;
 #endif
 }
 
 inline cudaError_t start_grid(const void* kernel, const Launch& launch, const Grid& grid, void** arguments) {
   const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
 #if CUDART_VERSION >= 12030
-  if (grid.overlaps && can_overlap(kernel, launch.device)) {
+  if (grid.overlaps && can_overlap(launch.device)) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

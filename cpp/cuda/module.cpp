@@ -7,6 +7,7 @@
 
 #include "../bindings.h"
 #include "api.h"
+#include "compiled.h"
 #include "cublas.h"
 
 namespace py = pybind11;
@@ -179,6 +180,7 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
       .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
+  m.def("code_capability", &upfold::cuda::code_capability, py::arg("device"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);
 }

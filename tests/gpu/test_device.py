@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+import upfold
 from gpu import missing
 from oracle import FORWARD_ALGORITHMS, assert_exact, grid, ours, reference, skip_if_refused
-from upfold import cases
+from upfold import cases, native
 
 reason = missing()
 if reason is not None:
@@ -16,6 +19,19 @@ if reason is not None:
 
 pytestmark = pytest.mark.gpu
 SMOKE = cases.by_tier("smoke")
+
+
+def test_code_is_of_this_device_or_an_older_one(device):
+    """What the kernels were compiled for decides on methods and shared memory, also where the driver translates older code."""
+    module, _ = native.load_cuda()
+    major, minor = torch.cuda.get_device_capability(device)
+    code = module.code_capability(device.index)
+    assert 70 <= code <= 10 * major + minor
+    architectures = {int(re.match(r"\d+", name).group()) for name in module.info()["architectures"].split()}
+    assert code in architectures
+    layer = upfold.ConvTranspose2d(32, 32, 2, 2, device=device, dtype=torch.float16)
+    plan = str(upfold.explain(layer, torch.randn(2, 32, 8, 8, device=device, dtype=torch.float16)))
+    assert ("compiled for it" in plan) == (code < 80)
 
 
 @grid(SMOKE, (torch.float32, torch.bfloat16), FORWARD_ALGORITHMS)

@@ -16,7 +16,7 @@ from . import cuda
 from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
-_LEAST_CAPABILITY = (8, 0)
+_LEAST_CAPABILITY = 80  # times ten
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
 _VECTORS = 4  # of 16 bytes, which these are; some tiles take more
 _LEAST_CPU_CHANNELS = 4  # fewer leave most of a vector empty
@@ -96,8 +96,8 @@ class Fused:
         reason = cuda.missing(device)
         if reason is not None:
             return reason
-        if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
-            return "it needs compute capability 8.0 or newer"
+        if cuda.module().code_capability(cuda.index(device)) < _LEAST_CAPABILITY:
+            return "it needs compute capability 8.0 or newer, and kernels that were compiled for it"
         if problem.operator is not Operator.CONV_TRANSPOSE:
             return "it has no adjoints yet"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
