@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import activation as activations
-from . import autograd, columns, execute
+from . import autograd, columns, execute, fold_autograd
 from .crop import Crop, cropped, cropped_padding
 from .dispatch import FALLBACK, check_name, current, fallback_allowed
 from .execute import Arguments
 from .geometry import IntOrInts, InvalidArgument, conv_transpose_shape, make_geometry, per_axis
 from .overlap import check_like, check_out
-from .problem import Activation, ActivationLike
+from .problem import NO_ACTIVATION, Activation, ActivationLike
 from .watch import has_memory, needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
@@ -137,9 +137,8 @@ def _conv_transpose(
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
-            parsed = None if activation is None else _check_activation(x, activation)
-            y = autograd.recorded_conv_transpose(x, w, bias, _hashable(arguments), algorithm)
-            return y if parsed is None else activations.apply(y, parsed)
+            parsed = NO_ACTIVATION if activation is None else _check_activation(x, activation)
+            return autograd.record_conv_transpose(x, w, bias, _hashable(arguments), algorithm, parsed)
         try:
             return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
         except TypeError:  # a list among the arguments
@@ -306,11 +305,11 @@ def fold(
         y = fold(input.unsqueeze(0), size, *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
-        return autograd.fold(input, size, blocks)
+        return fold_autograd.fold(input, size, blocks)
     _refuse_gradient(input)
     if nobody_intercepts(input, out):
         return columns.fold(input, size, blocks, out)
-    return _written(out, autograd.fold(input, size, blocks), input)
+    return _written(out, fold_autograd.fold(input, size, blocks), input)
 
 
 def unfold(
@@ -351,11 +350,11 @@ def unfold(
         y = unfold(input.unsqueeze(0), *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
-        return autograd.unfold(input, blocks)
+        return fold_autograd.unfold(input, blocks)
     _refuse_gradient(input)
     if nobody_intercepts(input, out):
         return columns.unfold(input, blocks, out)
-    return _written(out, autograd.unfold(input, blocks), input)
+    return _written(out, fold_autograd.unfold(input, blocks), input)
 
 
 def _refuse_gradient(input: Tensor) -> None:
