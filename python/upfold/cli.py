@@ -8,13 +8,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 
 from . import __version__, model_commands
 from .geometry import InvalidArgument
-from .modes import FORWARD, MODES, Operands, describe
+from .modes import FORWARD, MODES
 from .options import (
     DTYPES,
     Failure,
@@ -146,6 +147,12 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--report", metavar="FOLDER", help=text)
 
 
+def _explain_options(command: argparse.ArgumentParser) -> None:
+    add_layer(command)
+    text = "also say it of the gradients, of double backward and of forward mode"
+    command.add_argument("--gradients", action="store_true", help=text)
+
+
 def _info_options(command: argparse.ArgumentParser) -> None:
     text = "add the plan of a layer and a line that repeats it, for a bug report"
     command.add_argument("--report", action="store_true", help=text)
@@ -254,13 +261,14 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 
 def _explanation(arguments: argparse.Namespace) -> str:
-    from . import dispatch
+    from .explanation import explain
 
     case, device = chosen_case(arguments), chosen_device(arguments)
     x, w, b = case.tensors(dtype=DTYPES[arguments.dtype], device=device)
     if arguments.layout == "channels_last" and case.ndim > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[case.ndim - 2])
-    return str(dispatch.explain(describe(FORWARD, Operands(x, w, b), case.geometry), device=device))
+    layer = SimpleNamespace(weight=w, bias=b, **case.arguments())
+    return str(explain(layer, x, gradients=getattr(arguments, "gradients", False)))
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -315,9 +323,10 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     ),
     "explain": (
         _explain,
-        add_layer,
+        _explain_options,
         "what runs for a layer, and what each algorithm says to it",
         "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8",
+        "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8 --gradients",
     ),
     "scan": (
         model_commands.scan,
