@@ -1,16 +1,17 @@
-"""Training steps on several processes, `DistributedDataParallel` and FSDP2's `fully_shard`, with torch's layers and with upfold's.
+"""Training steps on several processes, in `DistributedDataParallel` and FSDP2's `fully_shard`, with either's layers.
 
     torchrun --nproc-per-node 2 examples/train_distributed.py                  # gloo on a CPU, NCCL where each process has a GPU
     torchrun --nproc-per-node 2 examples/train_distributed.py --json steps.json
 
-First a small decoder of whole numbers takes two steps, which are exact: the weights after them must be, bit for bit, those of one
-process that saw the whole batch in float64. Then a larger decoder's step is timed with either's layers. The exit status is 1 where
-the weights differ. The number of processes must be a power of two, or their mean is not exact.
+First a small decoder of whole numbers takes two steps, which are exact: the weights after them must be, bit for bit, those of
+one process that saw the whole batch in float64. Then a larger decoder's step is timed, with torch's layers and with upfold's. The
+exit status is 1 where weights differ. The number of processes must be a power of two, or their mean is not exact.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,7 +38,7 @@ ROUNDS = 5
 def decoder(channels: Sequence[int]) -> nn.Sequential:
     """Each layer doubles the height and the width."""
     layers: list[nn.Module] = []
-    for before, after in zip(channels, channels[1:]):
+    for before, after in itertools.pairwise(channels):
         layers += [nn.ConvTranspose2d(before, after, 4, 2, 1), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

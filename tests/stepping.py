@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+import pytest
 import torch
 from torch import nn
 
@@ -49,6 +52,22 @@ def batch(index, device, size=4, dtype=torch.float32):
     """An input and the gradient that its result gets."""
     x, grad = (size, 6, 3, 4), (size, 4, 24, 32)
     return integers(x, 100 + 2 * index, dtype, device), integers(grad, 101 + 2 * index, dtype, device)
+
+
+def autocast(device, dtype):
+    """Autocast to that type, off for float32; a skip where this torch has none of it there."""
+    low = dtype is not torch.float32
+    if low:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                with torch.autocast(device.type, dtype=dtype):
+                    nn.functional.conv_transpose2d(torch.ones(1, 1, 2, 2, device=device), torch.ones(1, 1, 2, 2, device=device))
+            except (RuntimeError, UserWarning) as error:
+                pytest.skip(f"this torch has no such autocast: {error}")
+    return torch.autocast(
+        device.type, dtype=torch.bfloat16 if dtype is torch.float32 else dtype, enabled=dtype is not torch.float32
+    )
 
 
 def loss(y, grad):

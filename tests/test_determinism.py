@@ -12,7 +12,7 @@ import torch
 
 import upfold
 from oracle import FORWARD_ALGORITHMS, dtype_name, ours, skip_if_refused
-from small_layer import SMOKE
+from small_layer import SMOKE, skip_half_where_torch_lacks_it
 from upfold import cases
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=dtype_name)
@@ -30,6 +30,7 @@ def deterministic():
 
 
 def leaves_of(case, dtype, device):
+    skip_half_where_torch_lacks_it(dtype, device)
     return tuple(t if t is None else t.requires_grad_() for t in case.tensors(dtype, device))
 
 

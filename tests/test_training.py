@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oracle import dtype_name
 from small_layer import record_runs
-from stepping import assert_same, batch, decoders, gradients, loss, parameters
+from stepping import assert_same, autocast, batch, decoders, gradients, loss, parameters
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=dtype_name)
 
@@ -46,7 +50,7 @@ def test_autocast_equals_torchs(dtype, device):
     y64, want = in_double(0, device)
     for model in decoders(device):
         x, grad = batch(0, device)
-        with torch.autocast(device.type, dtype=dtype):
+        with autocast(device, dtype):
             y = model(x)
         assert y.dtype == dtype
         assert_same([y], [y64])
@@ -76,7 +80,7 @@ def test_grad_scaler(dtype, device):
             if index == 1:
                 x[0, 0, 0, 0] = torch.inf
             optimizer.zero_grad()
-            with torch.autocast(device.type, dtype=dtype):
+            with autocast(device, dtype):
                 y = model(x)
             scaler.scale(loss(y, grad)).backward()
             scaler.step(optimizer)
@@ -99,7 +103,7 @@ def test_checkpoints(reentrant, dtype, device, monkeypatch):
     for model in decoders(device)[1:]:
         x, grad = batch(0, device)
         ran = record_runs(monkeypatch)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with autocast(device, dtype):
             y = checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
         loss(y, grad).backward()
         assert_same(gradients(model), want)
@@ -150,9 +154,7 @@ def test_a_step_of_random_numbers_is_as_close_as_torchs(dtype, device):
     (exact(x.double()) * grad.double()).flatten(1).sum(1).mean().backward()
     errors = []
     for model in (theirs, replaced, activated):
-        with torch.autocast(
-            device.type, dtype=torch.bfloat16 if dtype == torch.float32 else dtype, enabled=dtype != torch.float32
-        ):
+        with autocast(device, dtype):
             y = model(x.to(device))
         loss(y, grad.to(device)).backward()
         pairs = zip(gradients(model), gradients(exact), strict=True)
@@ -160,3 +162,48 @@ def test_a_step_of_random_numbers_is_as_close_as_torchs(dtype, device):
     for ours in errors[1:]:
         for one, other in zip(ours, errors[0], strict=True):
             assert one <= 2 * other + torch.finfo(dtype).eps, (errors[0], ours)
+
+
+PATH = Path(__file__).parent.parent / "examples" / "train_vae.py"
+
+
+def vae():
+    """The program of `examples/`, as a module."""
+    spec = importlib.util.spec_from_file_location("upfold_example_vae", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_decoder_learns_digits_as_with_torchs_layers(precision, device, tmp_path, monkeypatch):
+    """A short version of `examples/train_vae.py`: the same losses, within what three seeds of torch differ by."""
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    image = pytest.importorskip("matplotlib.image", reason="the picture needs matplotlib")
+    torch.set_num_threads(1)
+    example = vae()
+    images = example.digits(device)
+    assert images.shape == (1797, 1, 8, 8)
+    ran = record_runs(monkeypatch)
+    verdict = example.compare(images[example.HELD_OUT :], 40, precision)
+    steps = 3 * 40
+    assert len(ran) == steps * 3 * 3
+    assert {run.problem.dtype for run in ran} == {getattr(torch, precision)}
+    assert verdict.holds, (verdict.differences, verdict.spread)
+    for run in verdict.runs:
+        assert float(run.losses[-5:].mean()) < 0.95 * float(run.losses[:5].mean())  # it learns
+    example.draw([verdict], images[: example.HELD_OUT], tmp_path / "vae.png")
+    height, width = image.imread(tmp_path / "vae.png").shape[:2]
+    assert min(height, width) > 300
+
+
+def test_a_difference_beyond_the_seeds_is_told():
+    """Outcomes apart by more than the seeds of torch are."""
+    example = vae()
+    runs = [example.Run("torch", seed, torch.full((20,), 30.0 + seed), None) for seed in (0, 1, 2)]
+    near = [example.Run("upfold", seed, run.losses + 1.5, None) for seed, run in enumerate(runs)]
+    assert example.Verdict("float32", (*runs, *near)).holds
+    near[1] = example.Run("upfold", 1, runs[1].losses - 2.5, None)
+    assert not example.Verdict("float32", (*runs, *near)).holds

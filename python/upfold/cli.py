@@ -111,7 +111,7 @@ def _demo_options(command: argparse.ArgumentParser) -> None:
 def _compare_options(command: argparse.ArgumentParser) -> None:
     add_layer(command)
     _add_seconds(command, 0.5)
-    command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator (default: %(default)s)")
+    command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator, or a step of all (default: %(default)s)")
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
@@ -124,7 +124,9 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
     _add_seconds(command, 0.2)
-    command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
+    command.add_argument(
+        "--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators, or steps (default: forward)"
+    )
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
@@ -310,6 +312,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
+        "upfold bench --suite smoke --mode step",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
         "upfold bench --suite smoke --report out",
     ),
