@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
-from .problem import Activation
+from .problem import ACTIVATION_CODES, Activation
 
-_aten = torch.ops.aten
+_RELU, _TANH = ACTIVATION_CODES["relu"], ACTIVATION_CODES["tanh"]
+_relu_backward = torch.ops.aten.threshold_backward.default
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.default
+_tanh_backward, _sigmoid_backward = torch.ops.aten.tanh_backward.default, torch.ops.aten.sigmoid_backward.default
 
 
 def apply(t: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -27,6 +32,7 @@ def apply(t: torch.Tensor, activation: Activation) -> torch.Tensor:
     return function(t)
 
 
+@lru_cache(maxsize=256)
 def kernel_applies(activation: Activation, dtype: torch.dtype) -> bool:
     """Whether the kernel applies it in a forward that a backward follows: the derivative must follow from the result alone.
 
@@ -43,12 +49,10 @@ def gradient(grad: torch.Tensor, result: torch.Tensor, activation: Activation) -
     Differentiable in both. The derivatives of the two with a corner are constant next to it, so their graph ends here.
     """
     found: torch.Tensor
-    if activation.name == "relu":
-        found = _aten.threshold_backward(grad, result.detach(), 0)
-    elif activation.name == "leaky_relu":
-        found = _aten.leaky_relu_backward(grad, result.detach(), activation.slope, True)
-    elif activation.name == "tanh":
-        found = _aten.tanh_backward(grad, result)
+    if activation.code == _RELU:
+        found = _relu_backward(grad, result.detach(), 0)
+    elif activation.has_slope:
+        found = _leaky_relu_backward(grad, result.detach(), activation.slope, True)
     else:
-        found = _aten.sigmoid_backward(grad, result)
+        found = (_tanh_backward if activation.code == _TANH else _sigmoid_backward)(grad, result)
     return found

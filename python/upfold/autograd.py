@@ -65,7 +65,9 @@ def record_conv_transpose(
     activation: Activation,
 ) -> torch.Tensor:
     """`conv_transpose` where the caller knows that nothing intercepts and that a gradient is needed."""
-    if activation.code and activations.kernel_applies(activation, x.dtype):
+    if not activation.code:
+        return _recorded_conv_transpose(x, w, bias, arguments, algorithm)
+    if activations.kernel_applies(activation, x.dtype):
         return _recorded_activated(x, w, bias, arguments, algorithm, activation)
     return activations.apply(_recorded_conv_transpose(x, w, bias, arguments, algorithm), activation)
 
@@ -92,6 +94,11 @@ def conv_transpose_weight(
     return dispatched("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
 
 
+def _sizes(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[Sizes, Sizes]:
+    """The spatial sizes of the two operands, of which one may not have been kept."""
+    return ctx.sizes or (tuple(a.shape[2:]), tuple(b.shape[2:]))
+
+
 def _channels(grad: torch.Tensor) -> torch.Tensor:
     """The gradient of the bias: the sum over batch and space."""
     return grad.sum(dim=[0, *range(2, grad.dim())])
@@ -113,8 +120,7 @@ class _ConvTransposeRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, w, _, ctx.arguments, ctx.algorithm = inputs
-        ctx.in_size, ctx.kernel_size = tuple(x.shape[2:]), tuple(w.shape[2:])
+        _, _, _, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
@@ -126,9 +132,10 @@ class _ConvTransposeRules:
     ) -> tuple[torch.Tensor | None, ...]:
         arguments, algorithm = ctx.arguments, ctx.algorithm
         wants_x, wants_w, wants_bias = wanted[:3]
+        in_size, kernel_size = _sizes(ctx, x, w)
         return (
-            conv(grad, w.conj(), ctx.in_size, arguments, algorithm) if wants_x else None,
-            conv_transpose_weight(x.conj(), grad, ctx.kernel_size, arguments, algorithm) if wants_w else None,
+            conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None,
+            conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None,
             _channels(grad) if wants_bias else None,
             None,
             None,
@@ -175,7 +182,7 @@ class _ActivatedRules(_ConvTransposeRules):
     @staticmethod
     def kernel(*inputs: Any) -> torch.Tensor:
         x, w, bias, arguments, algorithm, activation = inputs
-        return execute.conv_transpose(x, w, bias, arguments, algorithm, activation.as_argument())
+        return execute.conv_transpose(x, w, bias, arguments, algorithm, activation)
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -202,8 +209,7 @@ class _ConvRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        _, w, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
-        ctx.kernel_size = tuple(w.shape[2:])
+        _, _, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
@@ -212,7 +218,7 @@ class _ConvRules:
         wants_g, wants_w = wanted[:2]
         return (
             conv_transpose(grad, w.conj(), None, arguments, algorithm) if wants_g else None,
-            conv_transpose_weight(grad, g.conj(), ctx.kernel_size, arguments, algorithm) if wants_w else None,
+            conv_transpose_weight(grad, g.conj(), _sizes(ctx, g, w)[1], arguments, algorithm) if wants_w else None,
             None,
             None,
             None,
@@ -257,8 +263,7 @@ class _ConvTransposeWeightRules:
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        x, _, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
-        ctx.in_size = tuple(x.shape[2:])
+        _, _, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
@@ -266,7 +271,7 @@ class _ConvTransposeWeightRules:
         arguments, algorithm = ctx.arguments, ctx.algorithm
         wants_x, wants_g = wanted[:2]
         return (
-            conv(g.conj(), grad, ctx.in_size, arguments, algorithm) if wants_x else None,
+            conv(g.conj(), grad, _sizes(ctx, x, g)[0], arguments, algorithm) if wants_x else None,
             conv_transpose(x.conj(), grad, None, arguments, algorithm) if wants_g else None,
             None,
             None,

@@ -1,14 +1,14 @@
 """From the rules of a derivative to torch's ``autograd.Function``, in the three kinds that the routes of `autograd.py` take.
 
 Rules name how many `operands` lead the inputs and are saved, and have `kernel` (runs, where nothing intercepts), `compute` (runs
-anywhere), `remember` (keeps the rest of the inputs, and sizes), `backward`, `jvp` and `vmap`. Two operands are those of a
-bilinear operator: the derivative in either needs the other alone. Rules that `keep_result` save the result behind the operands.
-A `backward` is told for each input whether its gradient is wanted.
+anywhere), `remember` (keeps the rest of the inputs), `backward`, `jvp` and `vmap`. Two operands are those of a bilinear operator:
+the derivative in either needs the other alone, so where one is not kept, `ctx.sizes` has the spatial sizes of both. Rules that
+`keep_result` save the result behind the operands. A `backward` is told for each input whether its gradient is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd import Function
 from .dispatch import current, restored
 from .watch import nobody_intercepts
 
-Wanted = tuple[bool, ...]
+Wanted = Sequence[bool]
 # Not public, but what torch's own hooks on several gradients ask.
 _will_run: Callable[[Any], bool] | None = getattr(torch._C, "_will_engine_execute_node", None)
 
@@ -40,10 +40,13 @@ def recorded(rules: Any) -> Callable[..., torch.Tensor]:
 
     def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
         rules.remember(ctx, inputs)
-        ctx.settings = current()
+        ctx.settings, ctx.sizes = current(), None
         result: torch.Tensor = rules.kernel(*inputs)
-        saved = _needed(ctx.needs_input_grad, inputs) if rules.operands else ()
-        ctx.save_for_backward(*saved, *((result,) if rules.keep_result else ()))
+        saved = inputs[: rules.operands]
+        if saved and False in ctx.needs_input_grad[:2]:
+            ctx.sizes = tuple(saved[0].shape[2:]), tuple(saved[1].shape[2:])
+            saved = _needed(ctx.needs_input_grad, saved)
+        ctx.save_for_backward(*saved, result) if rules.keep_result else ctx.save_for_backward(*saved)
         return result
 
     function = _function(rules, forward=forward, backward=_backward(rules, _asked_for))
@@ -83,7 +86,7 @@ def _needed(wanted: Wanted, inputs: tuple[Any, ...]) -> tuple[torch.Tensor | Non
 
 
 def _save(rules: Any, ctx: Any, inputs: tuple[Any, ...]) -> None:
-    operands = inputs[: rules.operands]
+    operands, ctx.sizes = inputs[: rules.operands], None
     ctx.save_for_backward(*operands)
     ctx.save_for_forward(*operands)
     rules.remember(ctx, inputs)
@@ -96,19 +99,23 @@ def _needing(ctx: Any) -> Wanted:
 
 def _asked_for(ctx: Any) -> Wanted:
     """Which of the needed gradients this backward asks for: ``torch.autograd.grad`` names some."""
-    needed: Wanted = ctx.needs_input_grad
-    if _will_run is None or sum(needed) == 1:
+    needed: tuple[bool, ...] = ctx.needs_input_grad
+    if _will_run is None or needed.count(True) == 1:
         return needed
-    nodes = ctx.next_functions  # of the tensors alone, which lead the inputs
-    asked = [needs and _is_asked_for(node) for needs, (node, _) in zip(needed, nodes)]
-    return *asked, *needed[len(asked) :]
+    pairs = zip(needed, ctx.next_functions)  # of the tensors alone, which lead the inputs
+    try:
+        asked = [needs and _will_run(node) for needs, (node, _) in pairs]
+    except RuntimeError:  # a leaf is named
+        asked = [needs and _is_asked_for(node) for needs, (node, _) in zip(needed, ctx.next_functions)]
+    asked.append(False)  # for a bias of None
+    return asked
 
 
 def _is_asked_for(node: Any) -> bool:
     assert _will_run is not None
     try:
         return bool(_will_run(node))
-    except RuntimeError:  # torch.autograd.grad names this very leaf
+    except RuntimeError:  # this very leaf is named
         return True
 
 
