@@ -165,7 +165,7 @@ def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method
     methods: list[tuple[Row, Method | None]] = []
     data = operands.data_in(result.layout)
     problems = [describe(mode, data, result.geometry) for mode in OPERATORS]
-    for name in (AUTO, *REGISTRY):
+    for name in (*REGISTRY, AUTO):
         if name == "torch":
             continue
         row = Row(name, True, result.layout)
