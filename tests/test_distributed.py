@@ -6,20 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed
 
-PATH = Path(__file__).parent.parent / "examples" / "train_distributed.py"
+from programs import FOLDER
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch was built without torch.distributed")
 def test_two_processes(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(PATH), "--backend", "gloo", "--steps", "1", "--json", str(tmp_path / "steps.json")]
+    script = [str(FOLDER / "train_distributed.py"), "--backend", "gloo", "--steps", "1", "--json", str(tmp_path / "steps.json")]
     done = subprocess.run(
         [*launcher, *script], capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

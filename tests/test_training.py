@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from oracle import dtype_name
+from programs import load
 from small_layer import record_runs
 from stepping import assert_same, autocast, batch, decoders, gradients, loss, parameters
 
@@ -164,18 +161,6 @@ def test_a_step_of_random_numbers_is_as_close_as_torchs(dtype, device):
             assert one <= 2 * other + torch.finfo(dtype).eps, (errors[0], ours)
 
 
-PATH = Path(__file__).parent.parent / "examples" / "train_vae.py"
-
-
-def vae():
-    """The program of `examples/`, as a module."""
-    spec = importlib.util.spec_from_file_location("upfold_example_vae", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_decoder_learns_digits_as_with_torchs_layers(precision, device, tmp_path, monkeypatch):
@@ -183,7 +168,7 @@ def test_a_decoder_learns_digits_as_with_torchs_layers(precision, device, tmp_pa
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     image = pytest.importorskip("matplotlib.image", reason="the picture needs matplotlib")
     torch.set_num_threads(1)
-    example = vae()
+    example = load("train_vae")
     images = example.digits(device)
     assert images.shape == (1797, 1, 8, 8)
     ran = record_runs(monkeypatch)
@@ -201,7 +186,7 @@ def test_a_decoder_learns_digits_as_with_torchs_layers(precision, device, tmp_pa
 
 def test_a_difference_beyond_the_seeds_is_told():
     """Outcomes apart by more than the seeds of torch are."""
-    example = vae()
+    example = load("train_vae")
     runs = [example.Run("torch", seed, torch.full((20,), 30.0 + seed), None) for seed in (0, 1, 2)]
     near = [example.Run("upfold", seed, run.losses + 1.5, None) for seed, run in enumerate(runs)]
     assert example.Verdict("float32", (*runs, *near)).holds

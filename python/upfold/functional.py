@@ -78,7 +78,8 @@ def conv_transpose2d(
         dilation: distance, in output pixels, between neighbouring taps.
         algorithm: one of ``upfold.algorithms()``; None leaves the choice to ``upfold.use`` and, without it, to upfold.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied
-            with the bias, in the same pass when no gradient is asked for. Not for complex numbers.
+            with the bias, in the same pass (where a gradient is asked for, 'silu' and 'gelu' in one of torch's). Not for
+            complex numbers.
         crop: output pixels to leave out, which are not computed: at both ends of every axis, or a pair (before, after) for each
             axis, as ((0, 1), (2, 2)). Padding cuts alike; a crop may differ at the two ends.
         out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused
