@@ -76,18 +76,19 @@ def test_only_wanted_gradients_are_computed(activation, wanted, route, device, m
 
 @pytest.mark.skipif(not hasattr(torch._C, "_will_engine_execute_node"), reason="this torch does not tell what is asked for")
 @WANTED
-@pytest.mark.parametrize("leaf", [True, False], ids=["leaves", "results"])
+@pytest.mark.parametrize("asked_for", ["operands", "results as operands", "what they came from"])
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no bias"])
-def test_only_gradients_asked_for_are_computed(with_bias, leaf, wanted, device, monkeypatch):
-    """All three need one, `torch.autograd.grad` asks for some: by name, or for what they were computed from."""
+def test_only_gradients_asked_for_are_computed(with_bias, asked_for, wanted, device, monkeypatch):
+    """All three need one, `torch.autograd.grad` asks for some: of leaves, of other results, or of their leaves."""
     if not with_bias and not any(wanted[:2]):
         return
     ran, sums = record_runs(monkeypatch), counted(monkeypatch)
     leaves = operands(device, requires_grad=True)
-    x, w, b = leaves if leaf else (t * 1 for t in leaves)
+    x, w, b = given = leaves if asked_for == "operands" else tuple(t * 1 for t in leaves)
     y = layer(x, w, b if with_bias else None)
     ran.clear()
-    asked = [t for t, is_wanted in zip(leaves, wanted[: 2 + with_bias]) if is_wanted]
+    sources = leaves if asked_for == "what they came from" else given
+    asked = [t for t, is_wanted in zip(sources, wanted[: 2 + with_bias]) if is_wanted]
     assert all(found is not None for found in torch.autograd.grad(y.sum(), asked))
     expected = [Operator.CONV] * wanted[0] + [Operator.CONV_TRANSPOSE_WEIGHT] * wanted[1]
     assert [run.problem.operator for run in ran] == expected
