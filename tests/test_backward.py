@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import upfold
 from oracle import dtype_name
 from small_layer import ARGUMENTS, layer, operands, record_runs, skip_half_where_torch_lacks_it, torch_layer
+from test_transforms import compiled
 from upfold import autograd
 from upfold.problem import Operator
 
@@ -192,6 +193,19 @@ def test_gradients_are_those_of_the_two_steps(activation, dtype, device):
     grad = torch.randint(-1, 2, y.shape, generator=generator).to(device, dtype)
     for one, two in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, theirs, grad), strict=True):
         torch.testing.assert_close(one, two, **options)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", ("leaky_relu", 0.25)], ids=str)
+def test_a_compiled_step_with_an_activation(activation, device):
+    leaves = operands(device, torch.float64, requires_grad=True)
+    run = compiled(lambda x, w, b: activated(x, w, b, activation), backend="aot_eager")
+    want = KINDS[activation](torch_layer(*leaves))
+    got = run(*leaves)
+    torch.testing.assert_close(got, want)
+    for one, other in zip(
+        torch.autograd.grad(got.square().sum(), leaves), torch.autograd.grad(want.square().sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("activation", FROM_RESULT[:3], ids=str)
