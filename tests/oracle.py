@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 import upfold
 from upfold.cases import Case, sparse_integers
-from upfold.dispatch import explain
 from upfold.execute import describe
+from upfold.explanation import explain
 from upfold.geometry import Geometry
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

@@ -25,6 +25,12 @@ def operands(device, dtype=torch.float32, requires_grad=False):
     return tuple(tensor.requires_grad_(requires_grad) for tensor in made)
 
 
+def skip_half_where_torch_lacks_it(dtype, device):
+    """The element-wise operators round a layer came to a CPU's float16 late."""
+    if dtype is torch.float16 and device.type == "cpu" and TORCH < (2, 3):
+        pytest.skip(f"torch {torch.__version__} computes little in float16 on a CPU")
+
+
 def layer(x, w, b):
     return upfold.conv_transpose2d(x, w, b, **ARGUMENTS)
 

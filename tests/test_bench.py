@@ -343,7 +343,8 @@ def test_gradients_of_complex_numbers_are_refused():
 def test_bench_of_every_mode_and_config():
     results, text = run_bench(["smoke"], max_gflop=0.0002, modes=MODES, configs=True)
     found = results.to_dict()
-    assert list(found["suites"]) == ["smoke", "smoke grad_input", "smoke grad_weight"] == list(found["summary"])
+    suites = ["smoke", "smoke grad_input", "smoke grad_weight", "smoke step"]
+    assert list(found["suites"]) == suites == list(found["summary"])
     for mode, suite in zip(MODES, found["suites"].values(), strict=True):
         assert [row["name"] for row in suite] == [case.name for case in cases.by_tier("smoke")]
         for row in suite:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import upfold
+from programs import FOLDER, load
 
-PATH = Path(__file__).parent.parent / "examples" / "seeds.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("upfold_example_seeds", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-seeds = load()
+seeds = load("seeds")
 
 
 # Between padding and bias each task orders its arguments in its own way.
@@ -79,7 +67,7 @@ def test_full_shapes():
 
 def test_program_prints_each_task():
     done = subprocess.run(
-        [sys.executable, str(PATH), "--max-gflop", "0.005", "--seconds", "0.002"],
+        [sys.executable, str(FOLDER / "seeds.py"), "--max-gflop", "0.005", "--seconds", "0.002"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,7 +1,8 @@
 """Transposed convolution for PyTorch: GEMM + col2im, direct and fused methods behind torch's own signatures."""
 
 from . import ops  # noqa: F401 (registers the operators with torch)
-from .dispatch import algorithms, explain, use
+from .dispatch import algorithms, use
+from .explanation import explain
 from .flops import register as _register_flops
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
 from .fuse import fuse

@@ -1,12 +1,11 @@
-"""Derivatives: the rules of the five operators, and the routes by which a call takes them.
+"""Derivatives: the rules of the three bilinear operators, and the routes by which a call takes them.
 
-conv_transpose, conv and conv_transpose_weight are bilinear, and the derivative of each is made of the other two; fold and
-unfold are each other's derivative. So derivatives of every order, in reverse and in forward mode, need no further kernel.
+conv_transpose, conv and conv_transpose_weight are bilinear, and the derivative of each is made of the other two. So derivatives
+of every order, in reverse and in forward mode, need no further kernel. (Those of fold and unfold: `fold_autograd.py`.)
 Complex derivatives conjugate the operand that is held fixed (torch's convention: the gradient with respect to the conjugate).
 
-The functions `conv_transpose`, `conv`, `conv_transpose_weight`, `fold` and `unfold` take the shortest route that nobody would
-notice: straight to the kernel where nothing watches and no gradient is asked for, an ``autograd.Function`` where one is,
-torch's dispatcher otherwise.
+The functions `conv_transpose`, `conv` and `conv_transpose_weight` take the shortest route that nobody would notice: straight to
+the kernel where nothing watches and no gradient is asked for, an ``autograd.Function`` where one is, else torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import Function
 
 from . import activation as activations
-from . import columns as column_kernels
 from . import execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
-from .columns import BlockArguments
 from .dispatch import encode_algorithm
 from .execute import Arguments
-from .functions import eager, recorded, transformed
-from .geometry import block_geometry, make_geometry
+from .functions import Wanted, applied, dispatched, eager, recorded, transformed
+from .geometry import make_geometry
 from .problem import NO_ACTIVATION, Activation
-from .watch import is_plain_inference, needs_gradient, nobody_intercepts, transform_is_active
+from .watch import is_compiling, needs_gradient, nobody_intercepts, transform_is_active
 
 Sizes = tuple[int, ...]
 
@@ -36,12 +32,6 @@ def schema_geometry(ndim: int, arguments: Arguments, algorithm: str | None) -> t
     g = make_geometry(ndim, *arguments)
     padding = list(g.flat_padding)
     return list(g.stride), padding, list(g.output_padding), list(g.dilation), g.groups, encode_algorithm(algorithm)
-
-
-def schema_blocks(ndim: int, arguments: BlockArguments) -> tuple[Any, ...]:
-    """The arguments of fold and unfold in the order and form of their schemas."""
-    kernel, g = block_geometry(ndim, *arguments)
-    return list(kernel), list(g.dilation), list(g.padding), list(g.stride)
 
 
 def conv_transpose(
@@ -54,17 +44,32 @@ def conv_transpose(
 ) -> torch.Tensor:
     """Differentiable transposed convolution of batched tensors; the arguments are those of `execute.conv_transpose`."""
     if nobody_intercepts(x, w, bias):
-        run = recorded_conv_transpose if needs_gradient(x, w, bias) else execute.conv_transpose
-        y = run(x, w, bias, arguments, algorithm)
-    elif transform_is_active():
-        y = _apply(ConvTransposeTransformed, x, w, bias, arguments, algorithm)
-    else:
-        # A slope stays outside: a schema holds it in float32, too short for float64, and torch.compile cannot always encode it.
-        fused = activation.code and not activation.has_slope and is_plain_inference(x, w, bias)
-        code = activation.code if fused else 0
-        y = _op("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), code)
-        activation = NO_ACTIVATION if fused else activation
-    return activations.apply(y, activation)
+        if needs_gradient(x, w, bias):
+            return record_conv_transpose(x, w, bias, arguments, algorithm, activation)
+        return execute.conv_transpose(x, w, bias, arguments, algorithm, activation.as_argument())
+    if transform_is_active():
+        return activations.apply(applied(ConvTransposeTransformed, x, w, bias, arguments, algorithm), activation)
+    # The schema holds a slope in float32, too short for float64, and torch.compile cannot always encode it.
+    outside = activation.has_slope and (x.dtype is torch.float64 or is_compiling())
+    code = 0 if outside else activation.encode() if activation.has_slope else activation.code
+    y = dispatched("conv_transpose", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), code)
+    return activations.apply(y, activation) if outside else y
+
+
+def record_conv_transpose(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    algorithm: str | None,
+    activation: Activation,
+) -> torch.Tensor:
+    """`conv_transpose` where the caller knows that nothing intercepts and that a gradient is needed."""
+    if not activation.code:
+        return _recorded_conv_transpose(x, w, bias, arguments, algorithm)
+    if activations.kernel_applies(activation, x.dtype):
+        return _recorded_activated(x, w, bias, arguments, algorithm, activation)
+    return activations.apply(_recorded_conv_transpose(x, w, bias, arguments, algorithm), activation)
 
 
 def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None = None) -> torch.Tensor:
@@ -73,8 +78,8 @@ def conv(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments,
         run = _recorded_conv if needs_gradient(g, w) else execute.conv
         return run(g, w, in_size, arguments, algorithm)
     if transform_is_active():
-        return _apply(ConvTransformed, g, w, in_size, arguments, algorithm)
-    return _op("conv", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
+        return applied(ConvTransformed, g, w, in_size, arguments, algorithm)
+    return dispatched("conv", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
 
 
 def conv_transpose_weight(
@@ -85,37 +90,13 @@ def conv_transpose_weight(
         run = _recorded_conv_transpose_weight if needs_gradient(x, g) else execute.conv_transpose_weight
         return run(x, g, kernel_size, arguments, algorithm)
     if transform_is_active():
-        return _apply(ConvTransposeWeightTransformed, x, g, kernel_size, arguments, algorithm)
-    return _op("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
+        return applied(ConvTransposeWeightTransformed, x, g, kernel_size, arguments, algorithm)
+    return dispatched("conv_transpose_weight", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
 
 
-def fold(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
-    """Differentiable fold of batched columns; the arguments are those of `columns.fold`."""
-    if nobody_intercepts(columns):
-        run = _recorded_fold if needs_gradient(columns) else column_kernels.fold
-        return run(columns, output_size, arguments)
-    if transform_is_active():
-        return _apply(FoldTransformed, columns, output_size, arguments)
-    return _op("fold", columns, list(output_size), *schema_blocks(len(output_size), arguments))
-
-
-def unfold(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
-    """Differentiable unfold of a batched tensor; the arguments are those of `columns.unfold`."""
-    if nobody_intercepts(image):
-        return (_recorded_unfold if needs_gradient(image) else column_kernels.unfold)(image, arguments)
-    if transform_is_active():
-        return _apply(UnfoldTransformed, image, arguments)
-    return _op("unfold", image, *schema_blocks(image.dim() - 2, arguments))
-
-
-def _apply(function: type[Function], *inputs: Any) -> torch.Tensor:
-    result: torch.Tensor = function.apply(*inputs)
-    return result
-
-
-def _op(name: str, *inputs: Any) -> torch.Tensor:
-    result: torch.Tensor = getattr(torch.ops.upfold, name)(*inputs)
-    return result
+def _sizes(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[Sizes, Sizes]:
+    """The spatial sizes of the two operands, of which one may not have been kept."""
+    return ctx.sizes or (tuple(a.shape[2:]), tuple(b.shape[2:]))
 
 
 def _channels(grad: torch.Tensor) -> torch.Tensor:
@@ -126,7 +107,7 @@ def _channels(grad: torch.Tensor) -> torch.Tensor:
 class _ConvTransposeRules:
     """y = conv_transpose(x, w) + bias."""
 
-    operands = 2
+    operands, keep_result = 2, False
     kernel = staticmethod(execute.conv_transpose)
 
     @staticmethod
@@ -135,20 +116,26 @@ class _ConvTransposeRules:
     ) -> torch.Tensor:
         if nobody_intercepts(x, w, bias):
             return execute.conv_transpose(x, w, bias, arguments, algorithm)
-        return _op("conv_transpose_raw", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
+        return dispatched("conv_transpose_raw", x, w, bias, *schema_geometry(x.dim() - 2, arguments, algorithm), 0)
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
         _, _, _, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
+        return _ConvTransposeRules.gradients(ctx, grad, wanted, *ctx.saved_tensors)
+
+    @staticmethod
+    def gradients(
+        ctx: Any, grad: torch.Tensor, wanted: Wanted, x: torch.Tensor, w: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         arguments, algorithm = ctx.arguments, ctx.algorithm
-        wants_x, wants_w, wants_bias = ctx.needs_input_grad[:3]
+        wants_x, wants_w, wants_bias = wanted[:3]
+        in_size, kernel_size = _sizes(ctx, x, w)
         return (
-            conv(grad, w.conj(), tuple(x.shape[2:]), arguments, algorithm) if wants_x else None,
-            conv_transpose_weight(x.conj(), grad, tuple(w.shape[2:]), arguments, algorithm) if wants_w else None,
+            conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None,
+            conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None,
             _channels(grad) if wants_bias else None,
             None,
             None,
@@ -187,30 +174,51 @@ class _ConvTransposeRules:
         return y, 0
 
 
+class _ActivatedRules(_ConvTransposeRules):
+    """y = activation(conv_transpose(x, w) + bias), for an activation whose derivative follows from y."""
+
+    keep_result = True
+
+    @staticmethod
+    def kernel(*inputs: Any) -> torch.Tensor:
+        x, w, bias, arguments, algorithm, activation = inputs
+        return execute.conv_transpose(x, w, bias, arguments, algorithm, activation)
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
+        *others, ctx.activation = inputs
+        _ConvTransposeRules.remember(ctx, tuple(others))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
+        x, w, y = ctx.saved_tensors
+        return *_ConvTransposeRules.gradients(ctx, activations.gradient(grad, y, ctx.activation), wanted, x, w), None
+
+
 class _ConvRules:
     """x = conv(g, w), the adjoint in x."""
 
-    operands = 2
+    operands, keep_result = 2, False
     kernel = staticmethod(execute.conv)
 
     @staticmethod
     def compute(g: torch.Tensor, w: torch.Tensor, in_size: Sizes, arguments: Arguments, algorithm: str | None) -> torch.Tensor:
         if nobody_intercepts(g, w):
             return execute.conv(g, w, in_size, arguments, algorithm)
-        return _op("conv_raw", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
+        return dispatched("conv_raw", g, w, list(in_size), *schema_geometry(g.dim() - 2, arguments, algorithm))
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
         _, _, ctx.in_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
         g, w = ctx.saved_tensors
         arguments, algorithm = ctx.arguments, ctx.algorithm
-        wants_g, wants_w = ctx.needs_input_grad[:2]
+        wants_g, wants_w = wanted[:2]
         return (
             conv_transpose(grad, w.conj(), None, arguments, algorithm) if wants_g else None,
-            conv_transpose_weight(grad, g.conj(), tuple(w.shape[2:]), arguments, algorithm) if wants_w else None,
+            conv_transpose_weight(grad, g.conj(), _sizes(ctx, g, w)[1], arguments, algorithm) if wants_w else None,
             None,
             None,
             None,
@@ -240,7 +248,7 @@ class _ConvRules:
 class _ConvTransposeWeightRules:
     """w = conv_transpose_weight(x, g), the adjoint in w."""
 
-    operands = 2
+    operands, keep_result = 2, False
     kernel = staticmethod(execute.conv_transpose_weight)
 
     @staticmethod
@@ -249,19 +257,21 @@ class _ConvTransposeWeightRules:
     ) -> torch.Tensor:
         if nobody_intercepts(x, g):
             return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
-        return _op("conv_transpose_weight_raw", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm))
+        return dispatched(
+            "conv_transpose_weight_raw", x, g, list(kernel_size), *schema_geometry(x.dim() - 2, arguments, algorithm)
+        )
 
     @staticmethod
     def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
         _, _, ctx.kernel_size, ctx.arguments, ctx.algorithm = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
         x, g = ctx.saved_tensors
         arguments, algorithm = ctx.arguments, ctx.algorithm
-        wants_x, wants_g = ctx.needs_input_grad[:2]
+        wants_x, wants_g = wanted[:2]
         return (
-            conv(g.conj(), grad, tuple(x.shape[2:]), arguments, algorithm) if wants_x else None,
+            conv(g.conj(), grad, _sizes(ctx, x, g)[0], arguments, algorithm) if wants_x else None,
             conv_transpose(x.conj(), grad, None, arguments, algorithm) if wants_g else None,
             None,
             None,
@@ -285,71 +295,6 @@ class _ConvTransposeWeightRules:
         return out_of_rows(w, size), 0
 
 
-class _FoldRules:
-    """image = fold(columns)."""
-
-    operands = 0
-    kernel = staticmethod(column_kernels.fold)
-
-    @staticmethod
-    def compute(columns: torch.Tensor, output_size: Sizes, arguments: BlockArguments) -> torch.Tensor:
-        if nobody_intercepts(columns):
-            return column_kernels.fold(columns, output_size, arguments)
-        return _op("fold_raw", columns, list(output_size), *schema_blocks(len(output_size), arguments))
-
-    @staticmethod
-    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        _, ctx.output_size, ctx.arguments = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return unfold(grad, ctx.arguments), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, columns_t: torch.Tensor, *_: None) -> Any:
-        return fold(columns_t, ctx.output_size, ctx.arguments)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
-        columns, output_size, arguments = inputs
-        rows, size = into_batch(columns, in_dims[0] or 0)
-        image = fold(rows, output_size, arguments)
-        return out_of_batch(image, size), 0
-
-
-class _UnfoldRules:
-    """columns = unfold(image)."""
-
-    operands = 0
-    kernel = staticmethod(column_kernels.unfold)
-
-    @staticmethod
-    def compute(image: torch.Tensor, arguments: BlockArguments) -> torch.Tensor:
-        if nobody_intercepts(image):
-            return column_kernels.unfold(image, arguments)
-        return _op("unfold_raw", image, *schema_blocks(image.dim() - 2, arguments))
-
-    @staticmethod
-    def remember(ctx: Any, inputs: tuple[Any, ...]) -> None:
-        image, ctx.arguments = inputs
-        ctx.output_size = tuple(image.shape[2:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return fold(grad, ctx.output_size, ctx.arguments), None
-
-    @staticmethod
-    def jvp(ctx: Any, image_t: torch.Tensor, *_: None) -> Any:
-        return unfold(image_t, ctx.arguments)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[torch.Tensor, int]:
-        image, arguments = inputs
-        rows, size = into_batch(image, in_dims[0] or 0)
-        columns = unfold(rows, arguments)
-        return out_of_batch(columns, size), 0
-
-
 def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
     return b if a is None else a if b is None else a + b
 
@@ -357,10 +302,7 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
 ConvTranspose, ConvTransposeTransformed = eager(_ConvTransposeRules), transformed(_ConvTransposeRules)
 Conv, ConvTransformed = eager(_ConvRules), transformed(_ConvRules)
 ConvTransposeWeight, ConvTransposeWeightTransformed = eager(_ConvTransposeWeightRules), transformed(_ConvTransposeWeightRules)
-Fold, FoldTransformed = eager(_FoldRules), transformed(_FoldRules)
-Unfold, UnfoldTransformed = eager(_UnfoldRules), transformed(_UnfoldRules)
-# Where the caller knows that nothing intercepts and that a gradient is needed.
-recorded_conv_transpose = recorded(_ConvTransposeRules)
+# Where nothing intercepts and a gradient is needed.
+_recorded_conv_transpose, _recorded_activated = recorded(_ConvTransposeRules), recorded(_ActivatedRules)
 _recorded_conv = recorded(_ConvRules)
 _recorded_conv_transpose_weight = recorded(_ConvTransposeWeightRules)
-_recorded_fold, _recorded_unfold = recorded(_FoldRules), recorded(_UnfoldRules)

@@ -47,7 +47,7 @@ class Options:
         layout: of x and of gradients.
         max_gflop: the largest case in GFLOP; None runs every case whole.
         seconds: time spent on each method.
-        modes: which operators (`modes.MODES`), for the suites of layers.
+        modes: which operators, or whole steps (`modes.MODES`), for the suites of layers.
         precision: "tf32" or "ieee" sets torch's switches for float32 on a GPU during the run; None leaves them as they are.
         configs: whether every config of an algorithm gets a row.
         models: which whole models, by name; none takes all.
@@ -87,7 +87,7 @@ class Results:
         return layers + pairs + [text for result in self.models for text in result.failures]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON; a suite of a gradient is called ``decoders grad_input``."""
+        """Every figure, for JSON; that of a gradient is called ``decoders grad_input``, of steps ``decoders step``."""
         models: dict[str, Any] = {}
         if self.models:
             models[MODEL_SUITE] = [result.to_dict() for result in self.models]

@@ -8,13 +8,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 
 from . import __version__, model_commands
 from .geometry import InvalidArgument
-from .modes import FORWARD, MODES, Operands, describe
+from .modes import FORWARD, MODES
 from .options import (
     DTYPES,
     Failure,
@@ -110,7 +111,7 @@ def _demo_options(command: argparse.ArgumentParser) -> None:
 def _compare_options(command: argparse.ArgumentParser) -> None:
     add_layer(command)
     _add_seconds(command, 0.5)
-    command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator (default: %(default)s)")
+    command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator, or a step of all (default: %(default)s)")
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
@@ -124,7 +125,9 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
     _add_seconds(command, 0.2)
-    command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
+    command.add_argument(
+        "--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators, or steps (default: forward)"
+    )
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     model_commands.bench_options(command)
     add_precision(command)
@@ -148,6 +151,12 @@ def _chart_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--chart", metavar="FILE", help="draw them (.png, .svg or .pdf); without it a Markdown table is printed")
     text = "write a page of tables and charts of all runs of the file, FOLDER/index.html"
     command.add_argument("--report", metavar="FOLDER", help=text)
+
+
+def _explain_options(command: argparse.ArgumentParser) -> None:
+    add_layer(command)
+    text = "also say it of the gradients, of double backward and of forward mode"
+    command.add_argument("--gradients", action="store_true", help=text)
 
 
 def _info_options(command: argparse.ArgumentParser) -> None:
@@ -291,13 +300,14 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 
 def _explanation(arguments: argparse.Namespace) -> str:
-    from . import dispatch
+    from .explanation import explain
 
     case, device = chosen_case(arguments), chosen_device(arguments)
     x, w, b = case.tensors(dtype=DTYPES[arguments.dtype], device=device)
     if arguments.layout == "channels_last" and case.ndim > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[case.ndim - 2])
-    return str(dispatch.explain(describe(FORWARD, Operands(x, w, b), case.geometry), device=device))
+    layer = SimpleNamespace(weight=w, bias=b, **case.arguments())
+    return str(explain(layer, x, gradients=getattr(arguments, "gradients", False)))
 
 
 def _info(arguments: argparse.Namespace) -> None:
@@ -339,6 +349,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "upfold bench --suite smoke",
         "upfold bench --suite fold host --seconds 0.05 --json bench.json",
         "upfold bench --suite smoke --mode grad_input grad_weight --configs",
+        "upfold bench --suite smoke --mode step",
         "upfold bench --suite smoke --json bench.json --chart bench.png",
         "upfold bench --suite smoke --report out",
         "upfold bench --suite models --model dcgan unet --no-compile",
@@ -353,9 +364,10 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     ),
     "explain": (
         _explain,
-        add_layer,
+        _explain_options,
         "what runs for a layer, and what each algorithm says to it",
         "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8",
+        "upfold explain --in 64 --out 32 --kernel 2 --stride 2 --size 8 8 --gradients",
     ),
     "scan": (
         model_commands.scan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,14 +13,14 @@ from .algorithms import REGISTRY
 from .cases import Case
 from .comparison import Comparison, Row, repro_line
 from .floor import ceilings
-from .geometry import Geometry
+from .geometry import Geometry, InvalidArgument
 from .memory import held_beside_result
-from .methods import Method, our_method, peers
-from .modes import CHANNELS_LAST, FORWARD, Operands, describe, with_gradient
+from .methods import AUTO, Method, Result, our_method, peers
+from .modes import CHANNELS_LAST, FORWARD, OPERATORS, STEP, Operands, describe, with_gradient
 from .patch import unpatched
 from .precision import tf32_allowed
 from .problem import Problem
-from .reference import Reference, reference
+from .reference import Reference, StepReference, reference, step_reference
 from .timing import Call, cache_bytes, data_sets, measure
 
 # An error this many times the bound is no rounding: some product is missing, doubled or misplaced.
@@ -33,8 +34,8 @@ class Conditions:
     Attributes:
         layout: "contiguous" or "channels_last", of x and of gradients for upfold's algorithms.
         seconds: time spent on each method.
-        mode: which operator (`modes.MODES`).
-        configs: whether every config of an algorithm gets a row (``gemm#1``), or its best guess alone.
+        mode: which operator, or a step of forward and backward (`modes.MODES`).
+        configs: whether every config of an algorithm gets a row (``gemm#1``), or its best guess alone, as in steps.
     """
 
     layout: str = "contiguous"
@@ -108,18 +109,21 @@ def compare(
         layout=layout,
         ceilings=ceilings(device, x.dtype),
         bound=0.0,
-        auto=_choice(problem, device),
+        auto=AUTO if mode == STEP else _choice(problem, device),
         mode=mode,
         precision=precision,
     )
     result.repro = repro_line(result)
-    methods = _our_methods(result, conditions)
+    methods = _our_steps(result, operands) if mode == STEP else _our_methods(result, conditions)
     for peer in peers(mode, geometry, device):
         methods.append((Row(peer.name, False, peer.layout, note=peer.note), peer.run))
     with torch.no_grad():
-        truth = reference(operands, geometry, mode=mode, tf32=tf32)
+        truth: Reference | StepReference
+        truth = (
+            step_reference(operands, geometry, tf32=tf32) if mode == STEP else reference(operands, geometry, mode=mode, tf32=tf32)
+        )
         result.bound = truth.bound
-        _check_and_time(methods, operands, truth, problem, conditions)
+        _check_and_time(methods, operands, truth, result.moved_bytes, conditions)
     result.rows = [row for row, _ in methods]
     return result
 
@@ -156,11 +160,33 @@ def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, 
     return methods
 
 
+def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method | None]]:
+    """A step by what `auto` takes for each operator, and by each algorithm that takes all of them or leaves some to `auto`."""
+    methods: list[tuple[Row, Method | None]] = []
+    data = operands.data_in(result.layout)
+    problems = [describe(mode, data, result.geometry) for mode in OPERATORS]
+    for name in (*REGISTRY, AUTO):
+        if name == "torch":
+            continue
+        row = Row(name, True, result.layout)
+        try:
+            with dispatch.use(tuned=False):
+                taken = [dispatch.plan(problem, result.device, name).algorithm for problem in problems]
+        except InvalidArgument as error:
+            row.note = f"refuses: {next(filter(None, (REGISTRY[name].reject(p, result.device) for p in problems)), error)}"
+            methods.append((row, None))
+            continue
+        if set(taken) != {name}:
+            row.note = ", ".join(f"{mode} {algorithm}" for mode, algorithm in zip(OPERATORS, taken))
+        methods.append((row, our_method(STEP, name, result.geometry)))
+    return methods
+
+
 def _check_and_time(
     methods: Sequence[tuple[Row, Method | None]],
     operands: Operands,
-    truth: Reference,
-    problem: Problem,
+    truth: Reference | StepReference,
+    moved_bytes: int,
     conditions: Conditions,
 ) -> None:
     device = operands.x.device
@@ -172,23 +198,27 @@ def _check_and_time(
         layouts = row.layout, "contiguous" if row.ours else row.layout
         if layouts not in sets:
             first = operands.data_in(layouts[0]).weight_in(layouts[1])
-            others = data_sets(problem.bytes, device) - 1
+            others = data_sets(moved_bytes, device) - 1
             sets[layouts] = [first] + [first.another(conditions.mode) for _ in range(others)]
         if _check(row, method, sets[layouts][0], truth):
             timed.append((row, [_call(method, data) for data in sets[layouts]]))
     works = [calls for _, calls in timed]
     for (row, _), timing in zip(timed, measure(works, device, seconds=conditions.seconds)):
         row.seconds, row.spread, row.how = timing.seconds, timing.spread, timing.how
-    if problem.bytes <= cache_bytes(device):
+    if moved_bytes <= cache_bytes(device):
         for (row, _), timing in zip(timed, measure([calls[:1] for calls in works], device, seconds=conditions.seconds)):
             row.warm_seconds = timing.seconds
 
 
-def _check(row: Row, method: Method, operands: Operands, truth: Reference) -> bool:
+def _check(row: Row, method: Method, operands: Operands, truth: Reference | StepReference) -> bool:
     """Fill in what a first call shows; return whether the method is to be timed."""
     device = operands.x.device
     try:
-        if row.ours and device.type == "cuda":
+        y: Any
+        is_step = isinstance(truth, StepReference)
+        if device.type == "cuda" and (row.ours or is_step):
+            if is_step:
+                method(operands)  # a library that tries its ways in its first call holds more in that one
             y, row.extra_bytes = held_beside_result(_call(method, operands), device)
         else:
             y = method(operands)
@@ -225,5 +255,5 @@ def _check_device(device: torch.device, row: Row) -> None:
         raise RuntimeError(f"{device} cannot be used any more; the last method was {row.method}: {row.note}") from error
 
 
-def _call(method: Method, operands: Operands) -> Callable[[], torch.Tensor]:
+def _call(method: Method, operands: Operands) -> Callable[[], Result]:
     return lambda: method(operands)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from .floor import Ceilings
+from .floor import Ceilings, moved_in_step
 from .geometry import Geometry
 from .methods import TORCH
-from .modes import FORWARD
+from .modes import FORWARD, STEP
 from .problem import Problem
 
 
@@ -24,14 +24,15 @@ class Row:
         method: name of the algorithm or of the peer; ``gemm#1`` is gemm in its config 1.
         ours: whether it is one of upfold's algorithms.
         layout: "contiguous" or "channels_last": of x.
-        error: largest error by the rounding rule; None where it did not run.
+        error: largest error by the rounding rule; of a step, in the bound of the tensor that shows it; None where it did not run.
         correct: whether that error is within the bound; one far above it makes the method wrong, and it is not timed.
         seconds: median time of a call; None where it did not run or is wrong.
         spread: distance of the quartiles divided by the median.
         how: the way of measuring (`timing.Timing.how`).
         note: the plan of an algorithm, or why the method did not run.
         warm_seconds: the same with one data set, which stays in the cache; None on a CPU and for layers beyond the cache.
-        extra_bytes: the most memory that a call of ours held beside operands and result; None on a CPU.
+        extra_bytes: the most memory that a call held beside operands and results: of ours, and of a step by whatever method;
+            None on a CPU.
         failed: whether it is upfold's and broke or is wrong; the note says how. A command that met one ends with status 1.
     """
 
@@ -63,7 +64,7 @@ class Comparison:
         layout: of x for upfold's algorithms.
         ceilings: the device's, for the floor.
         bound: the largest error that counts as correct.
-        auto: the algorithm that upfold chooses by itself.
+        auto: the algorithm that upfold chooses by itself; of a step `methods.AUTO`, one for each operator.
         rows: one for each method, upfold's first.
         mode: which operator (`modes.MODES`).
         precision: "tf32" or "ieee" for float32 on a GPU, else None.
@@ -99,7 +100,17 @@ class Comparison:
     @property
     def floor_seconds(self) -> float:
         """The least time that memory and arithmetic allow."""
-        return self.ceilings.of(self.problem)
+        return self.ceilings.of_step(self.problem) if self.mode == STEP else self.ceilings.of(self.problem)
+
+    @property
+    def flops(self) -> int:
+        """Operations of a call: a backward takes twice those of its forward."""
+        return (3 if self.mode == STEP else 1) * self.problem.flops
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a call cannot avoid to move."""
+        return moved_in_step(self.problem) if self.mode == STEP else self.problem.bytes
 
     def row(self, method: str) -> Row | None:
         """The row of that method, or None; ``auto`` is the one that upfold chooses."""
@@ -144,8 +155,8 @@ class Comparison:
         if not row.seconds:
             return dict.fromkeys(("gflops", "gbytes_per_second", "x_floor", "x_torch", "x_torch_warm", "x_best_peer"))
         return {
-            "gflops": self.problem.flops / row.seconds / 1e9,
-            "gbytes_per_second": self.problem.bytes / row.seconds / 1e9,
+            "gflops": self.flops / row.seconds / 1e9,
+            "gbytes_per_second": self.moved_bytes / row.seconds / 1e9,
             "x_floor": row.seconds / self.floor_seconds,
             "x_torch": self.ratio(row, self.torch_row),
             "x_torch_warm": self.warm_ratio(row, self.torch_row),
@@ -177,8 +188,8 @@ class Comparison:
             "precision": self.precision,
             "layout": self.layout,
             "device": str(self.device),
-            "gflop": p.flops / 1e9,
-            "megabytes": p.bytes / 1e6,
+            "gflop": self.flops / 1e9,
+            "megabytes": self.moved_bytes / 1e6,
             "workspace_cap": p.workspace_cap,
             "floor_seconds": self.floor_seconds,
             "ceilings": self.ceilings.to_dict(),

@@ -16,6 +16,7 @@ from .charts import device_text, format_seconds, write_chart
 from .compare import Conditions, compare
 from .comparison import Comparison
 from .decoder import PHOTO_SIZE, Decoder, interpolated, take_apart
+from .explanation import explain
 from .geometry import cached_geometry
 from .modes import FORWARD, Operands, describe
 from .replace import replace
@@ -54,7 +55,7 @@ def default_device() -> torch.device:
     if native.load_cuda()[0] is None or not torch.cuda.is_available():
         return torch.device("cpu")
     x, w, bias = cases.find("k4s2p1").tensors()
-    found = dispatch.explain(describe(FORWARD, Operands(x, w, bias), cases.find("k4s2p1").geometry), device="cuda").candidates
+    found = explain(describe(FORWARD, Operands(x, w, bias), cases.find("k4s2p1").geometry), device="cuda").candidates
     covered = any(one.plan is not None and one.algorithm != dispatch.FALLBACK for one in found)
     return torch.device("cuda" if covered else "cpu")
 

@@ -204,12 +204,12 @@ def _plan_conv_transpose(
     activation: ActivationLike,
     out: torch.Tensor | None,
 ) -> Launch:
-    problem, y = _describe(x, w, bias, arguments, activation, out)
+    problem, y = describe_conv_transpose(x, w, bias, arguments, activation, out)
     copies = not layout.has_dense_rows(x) or (bias is not None and not bias.is_contiguous())
     return Launch(problem, x.device, algorithm or current().algorithm, y, copies)
 
 
-def _describe(
+def describe_conv_transpose(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
@@ -295,7 +295,7 @@ def describe(
     activation: ActivationLike = None,
 ) -> Problem:
     """The problem of a transposed convolution of batched tensors, without running it (arguments as in `conv_transpose`)."""
-    return _describe(x, w, bias, arguments, activation)[0]
+    return describe_conv_transpose(x, w, bias, arguments, activation)[0]
 
 
 def describe_conv(
@@ -321,14 +321,16 @@ def describe_conv_transpose_weight(
     return make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings), w
 
 
-def problem_of_layer(layer: Any, x: torch.Tensor) -> Problem:
-    """The problem of a transposed-convolution layer for an input, batched or not."""
+def operands_of_layer(
+    layer: Any, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Arguments, ActivationLike]:
+    """What `describe` takes, for a transposed-convolution layer and an input, batched or not."""
     crop, padding = getattr(layer, "crop", None), layer.padding
     if crop is not None:
         padding = cropped_padding(layer.weight.dim() - 2, padding, crop)
     arguments = (layer.stride, padding, layer.output_padding, layer.groups, layer.dilation)
     batched = x if x.dim() == layer.weight.dim() else x.unsqueeze(0)
-    return describe(batched, layer.weight, layer.bias, arguments, getattr(layer, "activation", None))
+    return batched, layer.weight, layer.bias, arguments, getattr(layer, "activation", None)
 
 
 def check_operands(**tensors: torch.Tensor | None) -> None:

@@ -45,9 +45,19 @@ class Ceilings:
         """Least time for one problem: x, w and y moved once, and the tap products that land inside the output."""
         return self.floor_seconds(problem.bytes, problem.flops)
 
+    def of_step(self, problem: Problem) -> float:
+        """Least time for the forward of a problem, and then its backward."""
+        return self.of(problem) + self.floor_seconds(moved_in_step(problem) - problem.bytes, 2 * problem.flops)
+
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON."""
         return asdict(self)
+
+
+def moved_in_step(problem: Problem) -> int:
+    """Bytes that a step moves at least: forward x, w and y; backward x, w and y's gradient, and the gradients of x and w."""
+    y = DTYPE_BYTES[problem.dtype] * problem.batch * problem.out_channels * problem.out_pixels
+    return 3 * problem.bytes - y
 
 
 def ceilings(device: torch.device | str, dtype: torch.dtype) -> Ceilings:

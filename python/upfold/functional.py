@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import activation as activations
-from . import autograd, columns, execute
+from . import autograd, columns, execute, fold_autograd
 from .crop import Crop, cropped, cropped_padding
 from .dispatch import FALLBACK, check_name, current, fallback_allowed
 from .execute import Arguments
 from .geometry import IntOrInts, InvalidArgument, conv_transpose_shape, make_geometry, per_axis
 from .overlap import check_like, check_out
-from .problem import Activation, ActivationLike
+from .problem import NO_ACTIVATION, Activation, ActivationLike
 from .watch import has_memory, needs_gradient, nobody_intercepts
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fold", "unfold"]
@@ -78,7 +78,8 @@ def conv_transpose2d(
         dilation: distance, in output pixels, between neighbouring taps.
         algorithm: one of ``upfold.algorithms()``; None leaves the choice to ``upfold.use`` and, without it, to upfold.
         activation: None, 'relu', 'silu', 'gelu', 'gelu_tanh', 'tanh', 'sigmoid', 'leaky_relu' or ('leaky_relu', slope); applied
-            with the bias, in the same pass when no gradient is asked for. Not for complex numbers.
+            with the bias, in the same pass (where a gradient is asked for, 'silu' and 'gelu' in one of torch's). Not for
+            complex numbers.
         crop: output pixels to leave out, which are not computed: at both ends of every axis, or a pair (before, after) for each
             axis, as ((0, 1), (2, 2)). Padding cuts alike; a crop may differ at the two ends.
         out: a tensor of the result's shape, dtype and device, of any strides, that shares no memory with the operands; refused
@@ -137,9 +138,8 @@ def _conv_transpose(
         if needs_gradient(x, w, bias):
             if out is not None:
                 raise _out_with_gradient()
-            parsed = None if activation is None else _check_activation(x, activation)
-            y = autograd.recorded_conv_transpose(x, w, bias, _hashable(arguments), algorithm)
-            return y if parsed is None else activations.apply(y, parsed)
+            parsed = NO_ACTIVATION if activation is None else _check_activation(x, activation)
+            return autograd.record_conv_transpose(x, w, bias, _hashable(arguments), algorithm, parsed)
         try:
             return execute.conv_transpose(x, w, bias, arguments, algorithm, activation, out)
         except TypeError:  # a list among the arguments
@@ -306,11 +306,11 @@ def fold(
         y = fold(input.unsqueeze(0), size, *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
-        return autograd.fold(input, size, blocks)
+        return fold_autograd.fold(input, size, blocks)
     _refuse_gradient(input)
     if nobody_intercepts(input, out):
         return columns.fold(input, size, blocks, out)
-    return _written(out, autograd.fold(input, size, blocks), input)
+    return _written(out, fold_autograd.fold(input, size, blocks), input)
 
 
 def unfold(
@@ -351,11 +351,11 @@ def unfold(
         y = unfold(input.unsqueeze(0), *blocks, out=None if out is None else out.unsqueeze(0))
         return y.squeeze(0) if out is None else out
     if out is None:
-        return autograd.unfold(input, blocks)
+        return fold_autograd.unfold(input, blocks)
     _refuse_gradient(input)
     if nobody_intercepts(input, out):
         return columns.unfold(input, blocks, out)
-    return _written(out, autograd.unfold(input, blocks), input)
+    return _written(out, fold_autograd.unfold(input, blocks), input)
 
 
 def _refuse_gradient(input: Tensor) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 
-def held_beside_result(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, int]:
+
+def held_beside_result(call: Callable[[], T], device: torch.device) -> tuple[T, int]:
     """Call and return the result, and the most bytes that the call held at a time beside what was there and the result.
 
     The bytes are those that were asked of torch's allocator; before torch 2.1 those of the blocks that it gave, which are larger.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from torch.nn import functional as F
 from . import execute, functional
 from .dispatch import use_config
 from .geometry import Geometry, output_size
-from .modes import CHANNELS_LAST, FORWARD, GRAD_INPUT, Operands, keywords, positional
+from .modes import CHANNELS_LAST, FORWARD, GRAD_INPUT, STEP, Operands, keywords, positional
 from .precision import matmul_tf32, tf32_allowed
 from .reference import torch_conv_transpose, torch_gradient
 
 TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE = "torch", "torch channels_last", "torch native"
 MATMUL_FOLD = "matmul + F.fold"
-Method = Callable[[Operands], torch.Tensor]
+# The way that upfold takes by itself; of a step it may be another for each operator.
+AUTO = "auto"
+# A step gives its result and its gradients.
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+Method = Callable[[Operands], Result]
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None
     if config is None:
         return run
 
-    def with_config(o: Operands) -> torch.Tensor:
+    def with_config(o: Operands) -> Result:
         with use_config(config):
             return run(o)
 
@@ -45,14 +50,28 @@ def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None
 
 
 def _our_operator(mode: str, algorithm: str, geometry: Geometry) -> Method:
-    if mode == FORWARD:
+    if mode in (FORWARD, STEP):
         functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-        function, options = functions[geometry.ndim - 1], keywords(geometry)
-        return lambda o: function(o.x, o.w, o.bias, algorithm=algorithm, **options)
+        options: dict[str, Any] = {"algorithm": algorithm, **keywords(geometry)}
+        run: Callable[..., torch.Tensor] = partial(functions[geometry.ndim - 1], **options)
+        return _step(run) if mode == STEP else lambda o: run(o.x, o.w, o.bias)
     arguments = positional(geometry)
     if mode == GRAD_INPUT:
         return lambda o: execute.conv(o.grad, o.w, o.in_size, arguments, algorithm)
     return lambda o: execute.conv_transpose_weight(o.x, o.grad, o.kernel_size, arguments, algorithm)
+
+
+def _step(convolve: Callable[..., torch.Tensor]) -> Method:
+    """Forward and backward, as a model's training runs them."""
+
+    def run(o: Operands) -> tuple[torch.Tensor, ...]:
+        leaves = [None if t is None else t.detach().requires_grad_() for t in (o.x, o.w, o.bias)]
+        with torch.enable_grad():
+            y = convolve(*leaves)
+        y.backward(o.grad)
+        return y.detach(), *(t.grad for t in leaves if t is not None and t.grad is not None)
+
+    return run
 
 
 def peers(mode: str, geometry: Geometry, device: torch.device) -> list[Peer]:
@@ -76,16 +95,16 @@ def peers(mode: str, geometry: Geometry, device: torch.device) -> list[Peer]:
 
 
 def _torch_operator(mode: str, geometry: Geometry) -> Method:
-    if mode == FORWARD:
-        convolve, options = torch_conv_transpose(geometry.ndim), keywords(geometry)
-        return lambda o: convolve(o.x, o.w, o.bias, **options)
+    if mode in (FORWARD, STEP):
+        convolve = partial(torch_conv_transpose(geometry.ndim), **keywords(geometry))
+        return _step(convolve) if mode == STEP else lambda o: convolve(o.x, o.w, o.bias)
     return lambda o: torch_gradient(mode, o.x, o.w, o.grad, geometry)
 
 
 def _torch_method(mode: str, geometry: Geometry, device: torch.device) -> Method:
     compute = _torch_operator(mode, geometry)
 
-    def run_on_gpu(o: Operands) -> torch.Tensor:
+    def run_on_gpu(o: Operands) -> Result:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32_allowed(device)):
             return compute(o)
 
@@ -95,7 +114,7 @@ def _torch_method(mode: str, geometry: Geometry, device: torch.device) -> Method
 def _native_method(mode: str, geometry: Geometry, device: torch.device) -> Method:
     compute = _torch_operator(mode, geometry)
 
-    def run(o: Operands) -> torch.Tensor:
+    def run(o: Operands) -> Result:
         with matmul_tf32(tf32_allowed(device)), torch.backends.cudnn.flags(enabled=False):
             return compute(o)
 

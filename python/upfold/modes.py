@@ -1,4 +1,4 @@
-"""The three operators that can be measured, and the operands of one call of them."""
+"""What can be measured, the three operators and a training step of all of them, and the operands of one call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from .execute import Arguments
 from .geometry import Geometry, InvalidArgument
 from .problem import Problem
 
-FORWARD, GRAD_INPUT, GRAD_WEIGHT = MODES = ("forward", "grad_input", "grad_weight")
+FORWARD, GRAD_INPUT, GRAD_WEIGHT = OPERATORS = ("forward", "grad_input", "grad_weight")
+STEP = "step"
+MODES = (*OPERATORS, STEP)
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What one call gets: x, w and, by mode, the bias or the gradient of the result, `g`.
+    """What one call gets: x, w and, by mode, the bias or the gradient of the result, `g`; a step gets both.
 
     A gradient needs the shape alone of the operand that it is the gradient of.
     """
@@ -31,7 +33,7 @@ class Operands:
     @property
     def grad(self) -> torch.Tensor:
         """`g`, where there is one."""
-        assert self.g is not None, "gradient modes carry it"
+        assert self.g is not None, "gradients and steps carry it"
         return self.g
 
     @property
@@ -83,9 +85,9 @@ def positional(geometry: Geometry) -> Arguments:
 
 
 def describe(mode: str, operands: Operands, geometry: Geometry) -> Problem:
-    """The problem of a mode for these operands, without running it."""
+    """The problem of a mode for these operands, without running it; of a step, that of its forward."""
     arguments = positional(geometry)
-    if mode == FORWARD:
+    if mode in (FORWARD, STEP):
         return execute.describe(operands.x, operands.w, operands.bias, arguments)
     if mode == GRAD_INPUT:
         return execute.describe_conv(operands.grad, operands.w, operands.in_size, arguments)[0]
@@ -93,7 +95,7 @@ def describe(mode: str, operands: Operands, geometry: Geometry) -> Problem:
 
 
 def with_gradient(mode: str, operands: Operands, geometry: Geometry) -> Operands:
-    """The operands of a mode, made from those of the forward: a gradient mode drops the bias and gets random numbers as g."""
+    """The operands of a mode, made from those of the forward: all others get random numbers as g; a gradient drops the bias."""
     if mode == FORWARD:
         return operands
     if operands.x.dtype.is_complex:
@@ -104,4 +106,4 @@ def with_gradient(mode: str, operands: Operands, geometry: Geometry) -> Operands
     generator = torch.Generator(device).manual_seed(1)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     g = torch.randn(shape, generator=generator, device=device, dtype=drawn).to(dtype)
-    return replace(operands, bias=None, g=g)
+    return replace(operands, bias=operands.bias if mode == STEP else None, g=g)

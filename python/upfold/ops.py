@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import activation as activations
-from . import autograd, columns, execute, layout
+from . import autograd, columns, execute, fold_autograd, layout
 from .columns import BlockArguments
 from .dispatch import decode_algorithm
 from .execute import Arguments
@@ -27,7 +27,7 @@ from .geometry import (
     unfold_shape,
 )
 from .problem import Activation
-from .watch import is_plain_inference, transform_is_active
+from .watch import is_plain_inference, nobody_intercepts, transform_is_active
 
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, int algorithm"
 _BLOCKS = "SymInt[] kernel_size, SymInt[] dilation, SymInt[] padding, SymInt[] stride"
@@ -116,9 +116,12 @@ def _conv_transpose_composite(x: torch.Tensor, w: torch.Tensor, bias: torch.Tens
     if is_plain_inference(x, w, bias):  # then the kernel applies the activation
         result: torch.Tensor = torch.ops.upfold.conv_transpose_raw(x, w, bias, *rest)
         return result
+    arguments, name, decoded = _arguments(geometry), decode_algorithm(algorithm), Activation.decode(activation)
+    if nobody_intercepts(x, w, bias):  # autocast has done its part
+        return autograd.record_conv_transpose(x, w, bias, arguments, name, decoded)
     function = autograd.ConvTransposeTransformed if transform_is_active() else autograd.ConvTranspose
-    y: torch.Tensor = function.apply(x, w, bias, _arguments(geometry), decode_algorithm(algorithm))
-    return activations.apply(y, Activation.decode(activation))
+    y: torch.Tensor = function.apply(x, w, bias, arguments, name)
+    return activations.apply(y, decoded)
 
 
 def _conv_composite(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> Any:
@@ -134,12 +137,12 @@ def _conv_transpose_weight_composite(x: torch.Tensor, g: torch.Tensor, kernel_si
 
 
 def _fold_composite(matrix: torch.Tensor, output_size: Sequence[int], *blocks: Any) -> Any:
-    function = autograd.FoldTransformed if transform_is_active() else autograd.Fold
+    function = fold_autograd.FoldTransformed if transform_is_active() else fold_autograd.Fold
     return function.apply(matrix, tuple(output_size), _block_arguments(blocks))
 
 
 def _unfold_composite(image: torch.Tensor, *blocks: Any) -> Any:
-    function = autograd.UnfoldTransformed if transform_is_active() else autograd.Unfold
+    function = fold_autograd.UnfoldTransformed if transform_is_active() else fold_autograd.Unfold
     return function.apply(image, _block_arguments(blocks))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from .geometry import InvalidArgument
-from .methods import MATMUL_FOLD, TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE
+from .methods import AUTO, MATMUL_FOLD, TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE
 from .modes import FORWARD
 from .timing import geometric_mean
 
 # Those that a reader compares first, of which a chart shows what was timed.
-METHODS = ("gemm", "direct", "depthwise", "fused", TORCH, TORCH_CHANNELS_LAST)
+METHODS = (AUTO, "gemm", "direct", "depthwise", "fused", TORCH, TORCH_CHANNELS_LAST)
 # Those that are not upfold's.
 PEERS = (TORCH, TORCH_CHANNELS_LAST, TORCH_NATIVE, MATMUL_FOLD)
 
@@ -89,7 +89,7 @@ def read_runs(
     Args:
         path: the file, or several.
         names: of the runs, in a file that holds several; none takes the first.
-        suites: which; none takes all forward ones. A gradient's is called as ``decoders grad_input``.
+        suites: which; none takes all forward ones. Others are called as ``decoders grad_input``, ``decoders step``.
         layers: which, by name; none takes all.
 
     Raises:

@@ -95,9 +95,11 @@ class Activation:
 
     @staticmethod
     def parse(value: ActivationLike) -> Activation:
-        """Read ``None``, a name, or ``('leaky_relu', slope)``."""
+        """Read ``None``, a name, ``('leaky_relu', slope)``, or what this gave before."""
         if value is None:
             return NO_ACTIVATION
+        if isinstance(value, Activation):
+            return value
         name, slope = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
         if not isinstance(name, str) or name not in ACTIVATION_CODES:
             known = ", ".join(repr(known) for known in ACTIVATION_CODES)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from .geometry import Geometry
-from .modes import FORWARD, GRAD_INPUT, Operands, keywords
+from .modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT, Operands, keywords
 from .precision import matmul_tf32
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
@@ -46,6 +46,18 @@ class Reference:
         return worst
 
 
+@dataclass(frozen=True)
+class StepReference:
+    """What a step should give: the result, the gradients of x and w and, with a bias, that of the bias, in this order."""
+
+    parts: tuple[Reference, ...]
+    bound: float = 1.0
+
+    def error(self, results: Sequence[torch.Tensor]) -> float:
+        """The largest error of a part, in that part's bound."""
+        return max(part.error(one) / part.bound for part, one in zip(self.parts, results, strict=True))
+
+
 def torch_conv_transpose(ndim: int) -> Callable[..., torch.Tensor]:
     """Torch's ``conv_transpose{ndim}d``."""
     functions: tuple[Callable[..., Any], ...] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -66,13 +78,32 @@ def round_to_tf32(t: torch.Tensor) -> torch.Tensor:
     return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
 
+def step_reference(operands: Operands, geometry: Geometry, *, tf32: bool = False) -> StepReference:
+    """Compute what a step should give (arguments as of `reference`)."""
+    bare = replace(operands, bias=None)
+    parts = [reference(operands, geometry, tf32=tf32)]
+    parts += [reference(bare, geometry, mode=mode, tf32=tf32) for mode in (GRAD_INPUT, GRAD_WEIGHT)]
+    if operands.bias is not None:
+        parts.append(_bias_reference(operands.grad.detach()))
+    return StepReference(tuple(parts))
+
+
+def _bias_reference(g: torch.Tensor) -> Reference:
+    """The sum over batch and space."""
+    wide = g.movedim(1, 0).flatten(1)
+    truth = Reference(wide.double().sum(1), wide.abs().double().sum(1), torch.finfo(g.dtype).eps)
+    wide = wide if g.dtype == torch.float64 else wide.float()
+    oracle = (wide[:, ::2].sum(1) + wide[:, 1::2].sum(1)).to(g.dtype)
+    return replace(truth, bound=max(truth.bound, _ALLOWANCE * truth.error(oracle)))
+
+
 def reference(operands: Operands, geometry: Geometry, *, mode: str = FORWARD, tf32: bool = False) -> Reference:
     """Compute what one of the operators should give, by torch in float64.
 
     Args:
         operands: of one call.
         geometry: checked arguments.
-        mode: which operator (`modes.MODES`).
+        mode: which operator (`modes.OPERATORS`).
         tf32: whether the kernels may round float32 operands to TF32.
 
     Returns:

@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from . import dispatch, functional, observe, timing
 from .crop import cropped
+from .explanation import explain
 from .fused_model import uninstall
 from .geometry import InvalidArgument
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Fold, Unfold
@@ -307,7 +308,7 @@ def measure(model: nn.Module, call: observe.Call, layers: list[nn.Module], algor
 def plan_for(layer: nn.Module, x: Tensor) -> dispatch.Plan | None:
     """What upfold runs for this input, or None where autocast will change the types before the layer runs."""
     try:
-        return dispatch.explain(layer, x).plan
+        return explain(layer, x).plan
     except InvalidArgument:
         return None
 

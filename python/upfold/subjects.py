@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import dispatch, execute, observe, ops, plans, timing
+from .activation import kernel_applies
 from .crop import cropped_padding
 from .geometry import InvalidArgument
 from .modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT
@@ -115,7 +116,7 @@ def _described(path: str, ndim: int, bound: Any, y: Tensor, gradients: bool) -> 
     yield forward
     if not gradients:
         return
-    if activation is not None:  # a recorded forward applies it apart
+    if problem.activation.code and not kernel_applies(problem.activation, x.dtype):  # a recorded forward applies it apart
         yield replace(forward, problem=execute.describe(x, w, bias, arguments), activation=None, layers=[])
     input_gradient = execute.describe_conv(y, w, tuple(x.shape[2:]), arguments)[0]
     weight_gradient = execute.describe_conv_transpose_weight(x, y, tuple(w.shape[2:]), arguments)[0]

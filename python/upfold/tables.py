@@ -7,7 +7,8 @@ from typing import Any
 
 from .charts import device_text, format_seconds
 from .comparison import Comparison, Row
-from .methods import MATMUL_FOLD, TORCH
+from .methods import AUTO, MATMUL_FOLD, TORCH
+from .modes import STEP
 from .summary import BEST, FLOOR, PEERS, summarize
 
 # From here on every column is shown.
@@ -20,7 +21,8 @@ LEGEND = (
     "torch c_last: torch with channels_last tensors; mm+fold: torch.matmul, then F.fold. auto: what upfold takes by itself.\n"
     "x floor, x torch, x best: the time of auto against what memory and arithmetic allow, against torch in the same layout,\n"
     "and against the fastest of torch's ways (red: slower). warm: x torch with one data set that stays in a GPU's cache, for\n"
-    "layers that fit it. error: the largest of upfold's methods, max |y - y64| / conv_transpose(|x|, |w|), red above the bound."
+    "layers that fit it. error: the largest of upfold's methods, max |y - y64| / conv_transpose(|x|, |w|), red above the bound;\n"
+    "of a step, in which auto is a time, the largest of its result and gradients in times of their bounds."
 )
 _LOSS = "red"
 _WIN = "green"
@@ -72,7 +74,7 @@ def new_table(title: str, *columns: str, left: Iterable[str] = ()) -> Any:
 def floor_text(comparison: Comparison) -> str:
     """Say what the floor is made of."""
     c = comparison.ceilings
-    moved, computed = comparison.problem.bytes / c.bytes_per_second, comparison.problem.flops / c.flops_per_second
+    moved, computed = comparison.moved_bytes / c.bytes_per_second, comparison.flops / c.flops_per_second
     limit = "memory" if moved > computed else "arithmetic"
     fixed = "" if c.source == "measured" else f" (fixed for the {c.source})"
     return (
@@ -87,7 +89,8 @@ def comparison_table(comparison: Comparison) -> Any:
         f"{comparison.name}: {comparison.layer_text}, {comparison.size_text}, x {comparison.layout}; {device_text(comparison)}"
     )
     warm = ["warm"] if any(row.warm_seconds for row in comparison.rows) else []
-    heads = ["time", *warm, "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", ""]
+    scratch = ["scratch"] if any(row.extra_bytes is not None and not row.ours for row in comparison.rows) else []
+    heads = ["time", *warm, *scratch, "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", ""]
     table = new_table(title, "method", *heads, left=("",))
     fastest = min((row.seconds for row in comparison.rows if row.seconds), default=None)
     for row in comparison.rows:
@@ -99,6 +102,7 @@ def comparison_table(comparison: Comparison) -> Any:
             f"[bold]{name}[/]" if row.seconds is not None and row.seconds == fastest else name,
             seconds_text(row),
             *([] if not warm else ["-" if not row.warm_seconds else format_seconds(row.warm_seconds)]),
+            *([] if not scratch else ["-" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:.1f} MiB"]),
             "-" if gflops is None else f"{gflops:,.1f}",
             "-" if gbytes is None else f"{gbytes:,.1f}",
             "-" if x_floor is None else f"{x_floor:.2f}x",
@@ -113,10 +117,11 @@ def print_comparison(console: Any, comparison: Comparison) -> None:
     """Print the table of one layer with its legend and its repro line."""
     console.print(comparison_table(comparison))
     console.print(floor_text(comparison), style="dim")
+    error = f"max |y - y64| / conv_transpose(|x|, |w|), correct up to {comparison.bound:.1e}"
+    if comparison.mode == STEP:
+        error = "of the result and each gradient, in times of what is allowed there, correct up to 1"
     console.print(
-        f"x torch: how many times faster than torch in the same layout (red: slower). Largest error: max |y - y64| / "
-        f"conv_transpose(|x|, |w|), correct up to {comparison.bound:.1e}.",
-        style="dim",
+        f"x torch: how many times faster than torch in the same layout (red: slower). Largest error: {error}.", style="dim"
     )
     console.print(f"repro: {comparison.repro}", style="dim", soft_wrap=True)
 
@@ -134,7 +139,7 @@ def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLA
 
     A size with ``*`` was cut down.
     """
-    ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours))
+    ours = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if row.ours and row.method != AUTO))
     peers = list(dict.fromkeys(row.method for c in comparisons for row in c.rows if not row.ours))
     if width < _PLAIN_WIDTH:
         peers = [method for method in peers if method == "torch"]
@@ -162,7 +167,7 @@ def suite_table(title: str, comparisons: Sequence[Comparison], width: int = _PLA
             *(cells[column] for column in middle),
             *(seconds_text(comparison.row(method)) for method in peers),
             *(_highlight(comparison, method) for method in ours),
-            comparison.auto,
+            _highlight(comparison, AUTO) if comparison.auto == AUTO else comparison.auto,
             *(cells[column] for column in ends),
         )
     return table

@@ -13,7 +13,7 @@ from upfold import cases, use
 from upfold.algorithms import REGISTRY
 from upfold.memory import held_beside_result
 from upfold.methods import our_method
-from upfold.modes import FORWARD, MODES, Operands, describe
+from upfold.modes import FORWARD, OPERATORS, Operands, describe
 
 reason = missing()
 if reason is not None:
@@ -31,7 +31,7 @@ def zeros(case, dtype, mode, device):
 
 
 @pytest.mark.parametrize("megabytes", [None, 64])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("algorithm", ["gemm", "direct"])

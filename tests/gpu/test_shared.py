@@ -15,7 +15,21 @@ if reason is not None:
 
 pytestmark = pytest.mark.gpu
 
-for stem in ("exact", "rounding", "properties", "gradients", "layouts", "fold", "machinery", "transforms", "crop"):
+for stem in (
+    "exact",
+    "rounding",
+    "properties",
+    "gradients",
+    "backward",
+    "explain",
+    "determinism",
+    "training",
+    "layouts",
+    "fold",
+    "machinery",
+    "transforms",
+    "crop",
+):
     for name, value in vars(importlib.import_module(f"test_{stem}")).items():
         if name.startswith("test_") and "device" in inspect.signature(value).parameters:
             globals()[f"test_{stem}_{name.removeprefix('test_')}"] = value
