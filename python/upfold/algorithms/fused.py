@@ -52,8 +52,8 @@ class _Kind(IntEnum):
 # Of float32 and of 16-bit values, by kind of tile.
 _RATES = {
     _Kind.TILE: (
-        _Rates(2.2, 2.1, 0.73, 2.8e-5, 3.5e-3, 1.2e-4, 1.2e-4, 0.86, 0.0),
-        _Rates(4.6, 0.72, 0.62, 3.0e-5, 5.3e-3, 2.7e-4, 2.7e-4, 0.55, 0.0),
+        _Rates(6.75, 1.06, 0.431, 3.94e-5, 3.94e-3, 5.79e-5, 1.95e-4, 0.6, 0.1),
+        _Rates(7.83, 0.633, 0.497, 3.84e-5, 3.50e-3, 1.08e-4, 2.76e-4, 0.42, 0.1),
     ),
     _Kind.WARPGROUPS: (
         _Rates(13.9, 0.781, 1.08, 1.34e-5, 4.18e-3, 4.12e-5, 2.83e-4, 0.435, 0.544),
@@ -82,6 +82,7 @@ _EQUAL = (
 _ODD_INPUT, _ODD = 0.05, 1.8
 _NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a time
 _LONG = 0.72  # and where warpgroups that turn x have one phase, so that products follow each other longer
+_APART = 1.7  # and for scattered outputs of blocks without warpgroups where a stride is beyond the phases of a set
 
 
 class Fused:
@@ -204,6 +205,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         step = rates.step + work * _width(_Kind(kind), phases, vectors)
         partial = 8e-6 * tiles * outputs * rates.partial if parts > 1 else 0.0
         output = rates.output if problem.stride[2] == phases_w else rates.scattered
+        output *= _APART if kind == _Kind.TILE and problem.stride[2] > phases_w > 0 else 1.0
         packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
         time = rates.call + packing + partial + waves * (rates.tile + steps * step + outputs * output)
         time *= _ODD if odd and phases_h == 0 else 1.0
