@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import warnings
 
 import pytest
 import torch
@@ -59,3 +60,14 @@ def _forget_tuned_plans():
         plans.forget()
         dispatch.forget()
         execute.forget()
+
+
+@pytest.fixture
+def deterministic():
+    """Torch's deterministic mode: what has no repeatable way raises, a warning is an error, and fresh memory holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])

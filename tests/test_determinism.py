@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -16,17 +15,6 @@ from small_layer import SMOKE, skip_half_where_torch_lacks_it
 from upfold import cases
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=dtype_name)
-
-
-@pytest.fixture
-def deterministic():
-    """Torch's deterministic mode: what has no repeatable way raises, a warning is an error, and fresh memory holds NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def leaves_of(case, dtype, device):
