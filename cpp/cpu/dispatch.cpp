@@ -110,8 +110,7 @@ void check(const Problem& p, const ColumnBlock& block, Dtype column_dtype) {
 }
 
 void check_fused(const Problem& p) {
-  const std::int32_t op = static_cast<std::int32_t>(p.op), dtype = static_cast<std::int32_t>(p.dtype);
-  require(op <= 1, "op = ", op, "; fused has no gradient of the weight");
+  const std::int32_t dtype = static_cast<std::int32_t>(p.dtype);
   require(dtype == 0 || dtype == 2 || dtype == 3, "dtype = ", dtype, "; fused takes float32, float16 and bfloat16");
 }
 
