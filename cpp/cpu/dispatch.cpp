@@ -120,6 +120,9 @@ void advise_large_pages(const Problem& p, const Operands& operands) {
     upfold::cpu::advise_large_pages(operands.y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
   } else if (p.op == Operator::kConv) {
     upfold::cpu::advise_large_pages(operands.x, {p.batch, p.in_channels, p.in_d, p.in_h, p.in_w}, p.x, p.dtype);
+  } else {
+    const Strides sizes{p.in_channels, p.out_channels / p.groups, p.kernel_d, p.kernel_h, p.kernel_w};
+    upfold::cpu::advise_large_pages(operands.w, sizes, p.w, p.dtype);
   }
 }
 
@@ -175,6 +178,10 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   check(p);
   check_fused(p);
   advise_large_pages(p, operands);
+  if (p.op == Operator::kConvTransposeWeight) {  // its partial sums are fresh memory too
+    const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
+    upfold::cpu::advise_large_pages(operands.workspace, {1, 1, 1, 1, floats}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
+  }
   UPFOLD_CALL(fused, p, operands, threads);
 }
 

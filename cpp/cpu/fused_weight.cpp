@@ -250,7 +250,12 @@ template <typename T>
 class WeightSums {
  public:
   WeightSums(const Problem& p, const FusedWeightPlan& plan, const Operands& operands)
-      : p_(p), plan_(plan), sums_(static_cast<const float*>(operands.workspace)), out_(static_cast<T*>(operands.w)) {}
+      : p_(p),
+        plan_(plan),
+        sums_(static_cast<const float*>(operands.workspace)),
+        out_(static_cast<T*>(operands.w)),
+        has_dense_taps_((p.kernel_w == 1 || p.w.w == 1) && (p.kernel_h == 1 || p.w.h == p.kernel_w) &&
+                        (p.kernel_d == 1 || p.w.d == p.kernel_h * p.kernel_w)) {}
 
   // Channels of the narrow side, of all groups.
   std::int64_t rows() const { return p_.groups * (plan_.shape.x_is_wide ? plan_.y_channels : plan_.x_channels); }
@@ -273,34 +278,49 @@ class WeightSums {
     for (std::int64_t i = 0; i < wide.count; ++i) {
       const std::int64_t pair = x_is_wide ? i * plan_.y_slabs.count + slab : slab * plan_.y_slabs.count + i;
       const std::int64_t first = wide[i].begin, x = x_is_wide ? first : channel, y = x_is_wide ? channel : first;
-      add_chunks(group * plan_.slab_pairs() + pair, row, total);
-      put(total, turned, length(wide[i]), out_ + (group * plan_.x_channels + x) * p_.w.n + y * p_.w.c,
+      const float* sums = sums_ + (group * plan_.slab_pairs() + pair) * plan_.sums_size() + row * plan_.sums_pitch();
+      std::int64_t pitch = plan_.sums_rows() * plan_.sums_pitch();
+      if (plan_.chunks != 1) {
+        add_chunks(sums, pitch, total);
+        sums = total;
+        pitch = plan_.sums_pitch();
+      }
+      put(sums, pitch, turned, length(wide[i]), out_ + (group * plan_.x_channels + x) * p_.w.n + y * p_.w.c,
           x_is_wide ? p_.w.n : p_.w.c);
     }
   }
 
-  // total[tap][channel of the wide side] of one channel of the narrow side, the chunks in their order.
-  void add_chunks(std::int64_t pair, std::int64_t row, float* total) const {
+  // total[tap][channel of the wide side], of one channel of the narrow side, from the first chunk's `tap_pitch` apart: the chunks
+  // in their order.
+  void add_chunks(const float* from, std::int64_t tap_pitch, float* total) const {
+    constexpr std::int64_t kBlock = 64;
     const std::int64_t pitch = plan_.sums_pitch(), chunk = p_.groups * plan_.slab_pairs() * plan_.sums_size();
     for (std::int64_t tap = 0; tap < plan_.taps; ++tap) {
-      const float* from = sums_ + pair * plan_.sums_size() + (tap * plan_.sums_rows() + row) * pitch;
-      for (std::int64_t i = 0; i < pitch; ++i) {
-        double sum = 0;
-        for (std::int64_t c = 0; c < plan_.chunks; ++c) sum += static_cast<double>(from[c * chunk + i]);
-        total[tap * pitch + i] = static_cast<float>(sum);
+      for (std::int64_t first = 0; first < pitch; first += kBlock) {
+        const std::int64_t count = smaller(kBlock, pitch - first);
+        const float* sums = from + tap * tap_pitch + first;
+        double sum[kBlock] = {};
+        for (std::int64_t c = 0; c < plan_.chunks; ++c, sums += chunk) {
+          for (std::int64_t i = 0; i < count; ++i) sum[i] += static_cast<double>(sums[i]);
+        }
+        for (std::int64_t i = 0; i < count; ++i) total[tap * pitch + first + i] = static_cast<float>(sum[i]);
       }
     }
   }
 
-  // out[channel * channel_stride + offset of the tap] = total[tap][channel]
-  void put(const float* total, float* turned, std::int64_t channels, T* out, std::int64_t channel_stride) const {
-    const std::int64_t pitch = plan_.sums_pitch(), taps = plan_.taps;
-    const bool is_dense = p_.w.w == 1 && p_.w.h == p_.kernel_w && (p_.kernel_d == 1 || p_.w.d == p_.kernel_h * p_.kernel_w);
+  // out[channel * channel_stride + offset of the tap] = total[tap * pitch + channel]
+  void put(const float* total, std::int64_t pitch, float* turned, std::int64_t channels, T* out,
+           std::int64_t channel_stride) const {
+    const std::int64_t taps = plan_.taps;
     if constexpr (std::is_same_v<T, float>) {
-      if (is_dense) return channels_from_pixels(total, pitch, channels, taps, out, channel_stride);
+      if (has_dense_taps_) return channels_from_pixels(total, pitch, channels, taps, out, channel_stride);
     }
     channels_from_pixels(total, pitch, channels, taps, turned, taps);
     for (std::int64_t c = 0; c < channels; ++c) {
+      if (has_dense_taps_) {
+        for (std::int64_t t = 0; t < taps; ++t) narrow(turned[c * taps + t], out[c * channel_stride + t]);
+        continue;
+      }
       for (std::int64_t t = 0; t < taps; ++t) {
         const std::int64_t kw = t % p_.kernel_w, kh = t / p_.kernel_w % p_.kernel_h, kd = t / p_.kernel_w / p_.kernel_h;
         narrow(turned[c * taps + t], out[c * channel_stride + kd * p_.w.d + kh * p_.w.h + kw * p_.w.w]);
@@ -312,6 +332,7 @@ class WeightSums {
   const FusedWeightPlan& plan_;
   const float* sums_;
   T* out_;
+  const bool has_dense_taps_;
 };
 
 }  // namespace
