@@ -1,4 +1,4 @@
-"""The gradient of the weight by itself: `fused` takes layers whose forward it refuses, and its sums do not hang on the threads."""
+"""The gradient of the weight by itself: `fused` takes layers whose forward it refuses, and its sums depend on no thread count."""
 
 from __future__ import annotations
 

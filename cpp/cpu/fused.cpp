@@ -286,9 +286,8 @@ std::int64_t fused_workspace_bytes(const Problem& p, int threads) {
 
 void fused(const Problem& p, const Operands& operands, int threads) {
   if (p.op == Operator::kConvTransposeWeight) {
-    return with_fused_type(p.dtype, [&](auto* element) {
-      fused_weight<std::remove_pointer_t<decltype(element)>>(p, operands, threads);
-    });
+    return with_fused_type(p.dtype,
+                           [&](auto* element) { fused_weight<std::remove_pointer_t<decltype(element)>>(p, operands, threads); });
   }
   if (p.batch == 0) return;
   const FusedPlan plan(p, threads);

@@ -48,8 +48,8 @@ class FusedWeight {
     const Scratch scratch(scratch_.end);
     unsigned char* const at = scratch.data();
     const Buffers b{reinterpret_cast<float*>(at), reinterpret_cast<float*>(at + scratch_.y),
-                    reinterpret_cast<std::int64_t*>(at + scratch_.identity), reinterpret_cast<std::int64_t*>(at + scratch_.columns),
-                    reinterpret_cast<PixelRun*>(at + scratch_.runs)};
+                    reinterpret_cast<std::int64_t*>(at + scratch_.identity),
+                    reinterpret_cast<std::int64_t*>(at + scratch_.columns), reinterpret_cast<PixelRun*>(at + scratch_.runs)};
     for (std::int64_t i = 0; i < plan_.tile_positions(); ++i) b.identity[i] = i;
     for (std::int64_t task = begin; task < end; ++task) run(task, b);
   }
@@ -113,8 +113,8 @@ class FusedWeight {
     const std::int64_t rows = joins ? 1 : length(tile.h), count = joins ? columns * length(tile.h) : columns;
     const std::int64_t* positions = b.identity;
     for (std::int64_t plane = tile.planes.begin; plane < tile.planes.end; ++plane) {
-      const T* in = x_ + plane / p_.in_d * p_.x.n + depth(plane) * p_.x.d + first * p_.x.c + tile.h.begin * p_.x.h +
-                    tile.w.begin * p_.x.w;
+      const T* in =
+          x_ + plane / p_.in_d * p_.x.n + depth(plane) * p_.x.d + first * p_.x.c + tile.h.begin * p_.x.h + tile.w.begin * p_.x.w;
       for (std::int64_t row = 0; row < rows; ++row, in += p_.x.h, positions += count) {
         pack_panels<T>({in, p_.x.c, p_.x.w, length(task.x_channels), count}, positions, panels);
       }
@@ -208,7 +208,8 @@ class FusedWeight {
         last->wide_step = run.wide - last->wide;
       }
       if (count > 0 && (pixels == 1 || (last->narrow_step == run.narrow_step && last->wide_step == run.wide_step)) &&
-          run.narrow == last->narrow + last->count * last->narrow_step && run.wide == last->wide + last->count * last->wide_step) {
+          run.narrow == last->narrow + last->count * last->narrow_step &&
+          run.wide == last->wide + last->count * last->wide_step) {
         last->count += pixels;
       } else {
         runs[count++] = run;
@@ -226,8 +227,9 @@ class FusedWeight {
     float* const sums = task.sums + tap * plan_.sums_rows() * plan_.sums_pitch();
     for (std::int64_t m = 0; m < length(wide); m += width) {
       const std::int64_t vectors = ceil_div(smaller(length(wide) - m, width), kLanes<float>);
-      OuterArgs args{b.runs, runs, x_is_wide ? b.y : b.x, (x_is_wide ? b.x : b.y) + m / width * wide_pitch, sums + m,
-                     plan_.sums_pitch(), accumulate};
+      OuterArgs args{
+          b.runs,    runs, x_is_wide ? b.y : b.x, (x_is_wide ? b.x : b.y) + m / width * wide_pitch, sums + m, plan_.sums_pitch(),
+          accumulate};
       for (std::int64_t a = 0; a < length(narrow); a += rows) {
         outer_products(smaller(length(narrow) - a, rows), vectors, args);
         args.narrow += narrow_pitch;

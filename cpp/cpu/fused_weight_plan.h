@@ -87,16 +87,14 @@ class FusedWeightPlan {
   // Pixels of a tile of x, and positions of a panel of y: of each phase of the columns those of the rows of one phase, and one
   // more, since a vector may be written past the last.
   std::int64_t tile_positions() const { return planes.size * h_blocks.size * w_blocks.size; }
-  std::int64_t phase_positions() const {
-    return planes.size * (h_blocks.size + h.reach) * (w_blocks.size + w.reach) + 1;
-  }
+  std::int64_t phase_positions() const { return planes.size * (h_blocks.size + h.reach) * (w_blocks.size + w.reach) + 1; }
   // Behind those of all phases lies one for columns that no tap reaches.
   std::int64_t y_positions() const { return w_group_count * phase_positions() + 2; }
 
   const CorrelateAxis d, h, w;
   const Table<PhaseGroup> h_groups, w_groups;
   const std::int64_t h_group_count, w_group_count;
-  const Table<std::int64_t> w_group_of_phase;  // w_group_count where it has no taps
+  const Table<std::int64_t> w_group_of_phase;       // w_group_count where it has no taps
   const std::int64_t x_channels, y_channels, taps;  // of a group
   const OuterShape shape;
   const Blocks x_slabs, w_blocks, h_blocks, planes, y_slabs;  // planes are depths of samples

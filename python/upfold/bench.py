@@ -15,17 +15,20 @@ import torch
 from . import cases, dispatch, info
 from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
+from .fresh import fresh_line
 from .modes import FORWARD
 from .pairs import PairRow, print_pairs, run_fold, run_host
 from .patch import unpatched
 from .precision import float32_precision
+from .rates import run_rate
 from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
-SUITES = (*CASE_SUITES, "fold", "host")
+SUITES = (*CASE_SUITES, "fold", "host", "rate")
 # Of a results file; raised when a key changes its meaning.
 SCHEMA = 1
+_PAIRS = {"fold": run_fold, "host": run_host, "rate": run_rate}
 # What a CPU gets through in reasonable time; a GPU runs every case whole.
 CPU_MAX_GFLOP = 0.5
 
@@ -124,8 +127,7 @@ def run(names: Sequence[str], options: Options, console: Any) -> Results:
                     _print_suite(console, label, where, results.suites[label])
                 continue
             with console.status(f"timing {name}"):
-                measured = run_fold if name == "fold" else run_host
-                results.pairs[name] = measured(options.device, options.dtype, options.seconds, _repro(name, options))
+                results.pairs[name] = _PAIRS[name](options.device, options.dtype, options.seconds, _repro(name, options))
             print_pairs(console, f"{name}: {where}", results.pairs[name])
     return results
 
@@ -151,6 +153,8 @@ def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison
             if method.failed:
                 console.print(f"{row.name}: {method.method}: {method.note}", style="red", markup=False)
     console.print(summary_table(label, rows, console.width))
+    if (fresh := fresh_line(rows)) is not None:
+        console.print("\n" + fresh, markup=False)
     console.print("\n" + LEGEND, style="dim")
     console.print("* cut down to run sooner (--max-gflop sets how far). To repeat one line:", style="dim")
     for row in rows:

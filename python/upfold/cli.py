@@ -33,7 +33,7 @@ from .options import (
 from .precision import float32_precision
 
 _CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

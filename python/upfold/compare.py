@@ -12,6 +12,7 @@ from .algorithms import REGISTRY
 from .cases import Case
 from .comparison import Comparison, Row, repro_line
 from .floor import ceilings
+from .fresh import time_fresh
 from .geometry import Geometry
 from .memory import held_beside_result
 from .methods import Method, our_method, peers
@@ -120,7 +121,8 @@ def compare(
         truth = reference(operands, geometry, mode=mode, tf32=tf32)
         result.bound = truth.bound
         _check_and_time(methods, operands, truth, problem, conditions)
-    result.rows = [row for row, _ in methods]
+        result.rows = [row for row, _ in methods]
+        time_fresh(result, operands, conditions.seconds)
     return result
 
 

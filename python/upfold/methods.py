@@ -44,10 +44,19 @@ def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None
     return with_config
 
 
+def forward_into(algorithm: str, geometry: Geometry, y: torch.Tensor) -> Method:
+    """The forward of one of upfold's algorithms, written into `y`."""
+    function, options = _forward(geometry), keywords(geometry)
+    return lambda o: function(o.x, o.w, o.bias, algorithm=algorithm, out=y, **options)
+
+
+def _forward(geometry: Geometry) -> Callable[..., torch.Tensor]:
+    return (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[geometry.ndim - 1]
+
+
 def _our_operator(mode: str, algorithm: str, geometry: Geometry) -> Method:
     if mode == FORWARD:
-        functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
-        function, options = functions[geometry.ndim - 1], keywords(geometry)
+        function, options = _forward(geometry), keywords(geometry)
         return lambda o: function(o.x, o.w, o.bias, algorithm=algorithm, **options)
     arguments = positional(geometry)
     if mode == GRAD_INPUT:
