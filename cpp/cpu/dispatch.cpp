@@ -178,8 +178,9 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   check(p);
   check_fused(p);
   advise_large_pages(p, operands);
-  if (p.op == Operator::kConvTransposeWeight) {  // its partial sums are fresh memory too
-    const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
+  // The copy of a weight of many channels, and the sums of its gradient, are fresh memory too.
+  const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
+  if (floats > 0) {
     upfold::cpu::advise_large_pages(operands.workspace, {1, 1, 1, 1, floats}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
   }
   UPFOLD_CALL(fused, p, operands, threads);
