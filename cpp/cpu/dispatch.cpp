@@ -114,6 +114,9 @@ void check_fused(const Problem& p) {
   require(dtype == 0 || dtype == 2 || dtype == 3, "dtype = ", dtype, "; fused takes float32, float16 and bfloat16");
 }
 
+// Elements from which a weight's copy in float32 may be large enough for large pages.
+constexpr std::int64_t kLargeWeight = std::int64_t{4} << 20;
+
 // For the result of a large problem.
 void advise_large_pages(const Problem& p, const Operands& operands) {
   if (p.op == Operator::kConvTranspose) {
@@ -178,9 +181,9 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   check(p);
   check_fused(p);
   advise_large_pages(p, operands);
-  // The copy of a weight of many channels, and the sums of its gradient, are fresh memory too.
-  const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
-  if (floats > 0) {
+  // The copy of a large weight, and the sums of its gradient, are fresh memory too.
+  if (p.in_channels * (p.out_channels / p.groups) * kernel_taps(p) >= kLargeWeight) {
+    const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
     upfold::cpu::advise_large_pages(operands.workspace, {1, 1, 1, 1, floats}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
   }
   UPFOLD_CALL(fused, p, operands, threads);

@@ -16,7 +16,7 @@ struct OuterShape {
   std::int64_t wide_width() const { return vectors * kLanes<float>; }
 };
 
-// Cycles of one pixel, with two multiplications and two loads in each and four until a sum may be added to again.
+// Half cycles of one pixel, of which each has one multiplication and one load, and eight pass until a sum may be added to again.
 UPFOLD_INLINE std::int64_t half_cycles(std::int64_t rows, std::int64_t vectors) {
   return larger(larger(rows * vectors, rows + vectors), 8);
 }
