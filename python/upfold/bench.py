@@ -23,6 +23,7 @@ from .precision import float32_precision
 from .rates import run_rate
 from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
+from .timing import cpu_clock
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
 SUITES = (*CASE_SUITES, "fold", "host", "rate")
@@ -46,6 +47,7 @@ class Options:
         modes: which operators (`modes.MODES`), for the suites of layers.
         precision: "tf32" or "ieee" sets torch's switches for float32 on a GPU during the run; None leaves them as they are.
         configs: whether every config of an algorithm gets a row.
+        cpu_time: on a CPU, one thread and the time that the process computes, for a machine that is not idle.
     """
 
     device: torch.device
@@ -56,6 +58,7 @@ class Options:
     modes: tuple[str, ...] = (FORWARD,)
     precision: str | None = None
     configs: bool = False
+    cpu_time: bool = False
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Results:
             "precision": self.options.precision,
             "layout": self.options.layout,
             "max_gflop": self.options.max_gflop,
+            "cpu_time": self.options.cpu_time,
             "failures": self.failures,
             "summary": {name: summarize(rows) for name, rows in self.suites.items()},
             "suites": {name: [comparison.to_dict() for comparison in rows] for name, rows in self.suites.items()},
@@ -113,12 +117,14 @@ def run(names: Sequence[str], options: Options, console: Any) -> Results:
     """
     on_gpu = options.device.type == "cuda"
     device_name = torch.cuda.get_device_name(options.device) if on_gpu else info.processor()
-    results = Results(info.gather(), device_name, options)
-    kind = " ".join(filter(None, (dtype_name(options.dtype), options.precision)))
-    where = f"{results.device}, {torch.get_num_threads()} CPU threads, {kind}, x {options.layout}"
     given = options.precision is not None
     precision = float32_precision(options.precision == "tf32") if given else contextlib.nullcontext()
-    with precision, dispatch.use(tuned=False):  # figures do not hang on what was tuned on the machine that made them
+    clock = cpu_clock() if options.cpu_time else contextlib.nullcontext()
+    with clock, precision, dispatch.use(tuned=False):  # figures do not hang on what was tuned on the machine that made them
+        results = Results(info.gather(), device_name, options)
+        kind = " ".join(filter(None, (dtype_name(options.dtype), options.precision)))
+        threads = f"{torch.get_num_threads()} CPU threads" if not options.cpu_time else "CPU time of one thread"
+        where = f"{results.device}, {threads}, {kind}, x {options.layout}"
         for name in names:
             if name in CASE_SUITES:
                 for mode in options.modes:

@@ -125,6 +125,8 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     _add_seconds(command, 0.2)
     command.add_argument("--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators (default: forward)")
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    text = "on a CPU that is not idle: one thread, and the time that this process computes"
+    command.add_argument("--cpu-time", action="store_true", help=text)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     command.add_argument("--chart", metavar="FILE", help="also draw the suites of layers (.png, .svg or .pdf)")
@@ -209,6 +211,8 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
     if arguments.report is not None:
         page = load_page()
     device = chosen_device(arguments)
+    if arguments.cpu_time and device.type != "cpu":
+        raise Failure(f"--cpu-time --device {device}; the time that a process computes says nothing of a GPU; leave it out")
     names = bench.SUITES if "all" in arguments.suite else tuple(dict.fromkeys(arguments.suite))
     limit = arguments.max_gflop
     if limit is None and device.type == "cpu":
@@ -222,6 +226,7 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         tuple(dict.fromkeys(arguments.mode)),
         chosen_precision(arguments, device),
         arguments.configs,
+        arguments.cpu_time,
     )
     results = bench.run(names, options, tables.make_console())
     if arguments.json is not None:

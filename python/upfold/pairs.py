@@ -244,5 +244,5 @@ def print_pairs(console: Any, title: str, rows: Sequence[PairRow]) -> None:
     elif computes:
         console.print("torch: a 1x1 convolution in channels_last with the same products, not shuffled into place.", style="dim")
     else:
-        console.print("What a call costs the caller, wall time (on a GPU without the GPU's own work).", style="dim")
+        console.print("What a call costs the caller (on a GPU without the GPU's own work).", style="dim")
     console.print(f"repro: {rows[0].repro}", style="dim")

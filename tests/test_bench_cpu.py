@@ -1,6 +1,8 @@
-"""The share of fresh memory in a comparison, and the suite that sets products beside a 1x1 convolution's."""
+"""The bench on a CPU: the share of fresh memory, products beside a 1x1 convolution's, the clock for a busy machine."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from test_bench import run_bench
 from upfold import cases, fresh, functional, rates
 from upfold.compare import Conditions, compare_case
+from upfold.timing import cpu_clock, measure
 
 QUICK = Conditions(seconds=0.002)
 
@@ -70,3 +73,27 @@ def test_a_wrong_rate_is_a_failure(monkeypatch):
     rows = rates.run_rate(torch.device("cpu"), torch.float32, 0.001, "upfold bench --suite rate")
     assert all("WRONG" in line for row in rows for line in row.failures)
     assert all(row.failures for row in rows)
+
+
+def test_cpu_time_leaves_waiting_out():
+    threads = torch.get_num_threads()
+    with cpu_clock():
+        assert torch.get_num_threads() == 1
+        (timing,) = measure([lambda: time.sleep(0.01)], "cpu", seconds=0.001)
+    assert torch.get_num_threads() == threads
+    assert timing.how == "cpu"
+    assert timing.seconds < 0.005
+    (timing,) = measure([lambda: time.sleep(0.01)], "cpu", seconds=0.001)
+    assert timing.how == "wall"
+    assert timing.seconds >= 0.01
+
+
+def test_bench_in_cpu_time():
+    threads = torch.get_num_threads()
+    results, text = run_bench(["smoke"], max_gflop=0.0002, cpu_time=True)
+    assert "CPU time of one thread" in text
+    found = results.to_dict()
+    assert found["cpu_time"]
+    assert found["machine"]["threads"] == 1
+    assert {row["how"] for entry in found["suites"]["smoke"] for row in entry["rows"] if row["seconds"]} == {"cpu"}
+    assert torch.get_num_threads() == threads
