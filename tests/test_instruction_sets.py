@@ -16,7 +16,8 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512")
 CHECK = """
 import sys
 import torch
-from oracle import assert_exact, ours, reference, refusal
+from oracle import assert_exact, ours, reference, reference_gradients, refusal
+from test_weight_gradient import exact_operands, gradient, refusal as refusal_of_gradient
 from upfold import cases, native
 
 assert native.cpu().instruction_set() == sys.argv[1]
@@ -30,6 +31,9 @@ for case in (case.scaled(0.002) for case in cases.CASES):
             for algorithm in ("direct", "fused"):
                 if refusal(algorithm, one, w, b, case.geometry) is None:
                     assert_exact(ours((one, w, b), case.geometry, algorithm), want, f"{algorithm} {case.name} {dtype}")
+        x, g = exact_operands(case, dtype)
+        if refusal_of_gradient(case, x, g) is None:
+            assert_exact(gradient(case, x, g), reference_gradients((x, w, b), g, case.geometry)[1], f"{case.name} {dtype}")
 print("exact")
 """
 

@@ -237,7 +237,7 @@ def test_it_really_measures(folder, monkeypatch):
     assert torch.equal(before, torch.get_rng_state())
     assert [row.layers for row in report] == [("up",)] * 3 + [("rest.2",)] * 3
     assert all(row.state == "tuned" for row in report)
-    assert {row.timed for row in report} <= {3, 4}  # fused has no gradient of the weight
+    assert {row.timed for row in report} <= {3, 4}  # fused takes no layer of 3 channels forward
     assert all(one.seconds > 0 for row in report for one in row.ranking)
     assert len(in_file(folder)) == 6
     assert json.loads(json.dumps(report.to_dict()))["rows"][0]["ranking"][0]["seconds"] > 0

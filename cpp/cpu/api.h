@@ -33,7 +33,7 @@ struct Operands {
 std::int64_t direct_workspace_bytes(const Problem& p, int threads);
 void direct(const Problem& p, const Operands& operands, int threads);
 
-// The fused method, for kConvTranspose and kConv of float32 and 16-bit types; operands and workspace as above.
+// The fused method, for float32 and 16-bit types; operands and workspace as above.
 // fused_workspace_bytes is -1 where a tile of the input would not fit a thread's scratch.
 std::int64_t fused_workspace_bytes(const Problem& p, int threads);
 void fused(const Problem& p, const Operands& operands, int threads);

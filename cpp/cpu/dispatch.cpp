@@ -110,10 +110,12 @@ void check(const Problem& p, const ColumnBlock& block, Dtype column_dtype) {
 }
 
 void check_fused(const Problem& p) {
-  const std::int32_t op = static_cast<std::int32_t>(p.op), dtype = static_cast<std::int32_t>(p.dtype);
-  require(op <= 1, "op = ", op, "; fused has no gradient of the weight");
+  const std::int32_t dtype = static_cast<std::int32_t>(p.dtype);
   require(dtype == 0 || dtype == 2 || dtype == 3, "dtype = ", dtype, "; fused takes float32, float16 and bfloat16");
 }
+
+// Elements from which a weight's copy in float32 may be large enough for large pages.
+constexpr std::int64_t kLargeWeight = std::int64_t{4} << 20;
 
 // For the result of a large problem.
 void advise_large_pages(const Problem& p, const Operands& operands) {
@@ -121,6 +123,9 @@ void advise_large_pages(const Problem& p, const Operands& operands) {
     upfold::cpu::advise_large_pages(operands.y, {p.batch, p.out_channels, p.out_d, p.out_h, p.out_w}, p.y, p.dtype);
   } else if (p.op == Operator::kConv) {
     upfold::cpu::advise_large_pages(operands.x, {p.batch, p.in_channels, p.in_d, p.in_h, p.in_w}, p.x, p.dtype);
+  } else {
+    const Strides sizes{p.in_channels, p.out_channels / p.groups, p.kernel_d, p.kernel_h, p.kernel_w};
+    upfold::cpu::advise_large_pages(operands.w, sizes, p.w, p.dtype);
   }
 }
 
@@ -176,6 +181,11 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   check(p);
   check_fused(p);
   advise_large_pages(p, operands);
+  // The copy of a large weight, and the sums of its gradient, are fresh memory too.
+  if (p.in_channels * (p.out_channels / p.groups) * kernel_taps(p) >= kLargeWeight) {
+    const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
+    upfold::cpu::advise_large_pages(operands.workspace, {1, 1, 1, 1, floats}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
+  }
   UPFOLD_CALL(fused, p, operands, threads);
 }
 

@@ -2,6 +2,7 @@
 // second-level cache is packed once, output channels are the vectors, and the result is written once.
 #include "fused_output.h"
 #include "fused_passes.h"
+#include "fused_weight.h"
 #include "isa.h"
 #include "parallel.h"
 #include "strict.h"
@@ -270,6 +271,7 @@ bool pack_weights(const FusedWeights<T>& weights, void* workspace, int threads) 
 }  // namespace
 
 std::int64_t fused_workspace_bytes(const Problem& p, int threads) {
+  if (p.op == Operator::kConvTransposeWeight) return fused_weight_workspace_bytes(p);
   const FusedPlan plan(p, threads);
   std::int64_t bytes = 0;
   with_fused_type(p.dtype, [&](auto* element) {
@@ -283,6 +285,10 @@ std::int64_t fused_workspace_bytes(const Problem& p, int threads) {
 }
 
 void fused(const Problem& p, const Operands& operands, int threads) {
+  if (p.op == Operator::kConvTransposeWeight) {
+    return with_fused_type(p.dtype,
+                           [&](auto* element) { fused_weight<std::remove_pointer_t<decltype(element)>>(p, operands, threads); });
+  }
   if (p.batch == 0) return;
   const FusedPlan plan(p, threads);
   with_fused_type(p.dtype, [&](auto* element) {

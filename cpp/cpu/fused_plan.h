@@ -117,9 +117,10 @@ class FusedPlan {
   // Floats of packed x and of sums that leave room in the second-level cache for the weights.
   static constexpr std::int64_t kInputs = 49152, kSums = 65536;
   // Enough pixels to use what is read of the weights, and enough channels for a tile to fill its lines.
-  static constexpr std::int64_t kFewPixels = 256, kLeastPixels = 64, kMostPixels = 4096, kGroupedChannels = 16;
+  static constexpr std::int64_t kFewPixels = 384, kLeastPixels = 64, kMostPixels = 4096, kGroupedChannels = 16;
   static constexpr std::int64_t kManyWeights = 262144;
   static constexpr double kPaddedShare = 1.1;
+  static constexpr double kPackingProducts = 3 * kLanes<float>;  // that take as long as to pack a value
 
  public:
   FusedPlan(const Problem& p, int threads)
@@ -192,8 +193,27 @@ class FusedPlan {
     }
     const Blocks samples_cut({0, batch}, together);
     const std::int64_t tasks = groups.count * samples_cut.count * length(d.base.q) * h_cut.count * w_cut.count;
-    const std::int64_t slab_count = smaller(ceil_div(wanted, larger(tasks, 1)), channels.blocks);
-    return {samples_cut, h_cut, w_cut, ceil_div(channels.blocks, slab_count)};
+    const std::int64_t reads = channels.out * taps / (is_conv ? d.q_step * h.q_step * w.q_step : 1);
+    return {samples_cut, h_cut, w_cut, slab(larger(tasks, 1), larger(threads, 1), wanted, reads)};
+  }
+
+  // Blocks of output channels that a task takes: as many as leave the tasks wanted, or fewer where the threads then share the
+  // work more evenly. Each slab packs the source again, of which each value takes part in `reads` products.
+  std::int64_t slab(std::int64_t tasks, std::int64_t threads, std::int64_t wanted, std::int64_t reads) const {
+    const double ideal = static_cast<double>(tasks * channels.blocks) / static_cast<double>(threads);
+    const double packing = kPackingProducts / static_cast<double>(larger(reads, 1));
+    const std::int64_t least = smaller(ceil_div(wanted, tasks), channels.blocks);
+    std::int64_t best = ceil_div(channels.blocks, least);
+    double shortest = 0;
+    for (std::int64_t count = least; count <= smaller(4 * least, channels.blocks); ++count) {
+      const std::int64_t size = ceil_div(channels.blocks, count), slabs = ceil_div(channels.blocks, size);
+      const double work = static_cast<double>(ceil_div(tasks * slabs, threads) * size) / ideal;
+      const double time = work + packing * static_cast<double>(slabs);
+      if (count > least && time >= shortest) continue;
+      best = size;
+      shortest = time;
+    }
+    return best;
   }
 };
 

@@ -88,7 +88,7 @@ static void fused_pass(const PassArgs& a) {
   fused_rest<P - 1, V>(a, a.pixels + i, a.pixel_count - i);
 }
 
-static void fused_pass(std::int64_t vectors, const PassArgs& a) {
+[[maybe_unused]] static void fused_pass(std::int64_t vectors, const PassArgs& a) {
   switch (vectors) {
     case 1:
       return fused_pass<1>(a);

@@ -41,10 +41,33 @@ static void pixels_from_channels(const T* in, std::int64_t channel_stride, std::
   }
 }
 
+// out[c * channel_stride + i] = in[i * pitch + c] for i < S and c < channels, which are at least a vector.
+template <int S>
+static void channels_from_few(const float* in, std::int64_t pitch, std::int64_t channels, float* UPFOLD_RESTRICT out,
+                              std::int64_t channel_stride) {
+  constexpr std::int64_t L = kLanes<float>;
+  for (std::int64_t c = 0; c < channels; c += L) {
+    const std::int64_t first = c + L <= channels ? c : channels - L;
+    Vector<float> v[S];
+    for (int i = 0; i < S; ++i) v[i] = load(in + i * pitch + first);
+    interleave_vectors<float, S>(v);
+    float lane[S * L];
+    for (int i = 0; i < S; ++i) store(v[i], lane + i * L);
+    for (std::int64_t k = 0; k < L; ++k) std::memcpy(out + (first + k) * channel_stride, lane + k * S, S * sizeof(float));
+  }
+}
+
 // out[c * channel_stride + i] = in[i * pitch + c] for i < count and c < channels.
 static void channels_from_pixels(const float* in, std::int64_t pitch, std::int64_t channels, std::int64_t count,
                                  float* UPFOLD_RESTRICT out, std::int64_t channel_stride) {
   constexpr std::int64_t L = kLanes<float>;
+  if (channels >= L && count < L) {
+    std::int64_t i = 0;
+    for (; i + 4 <= count; i += 4) channels_from_few<4>(in + i * pitch, pitch, channels, out + i, channel_stride);
+    for (; i + 2 <= count; i += 2) channels_from_few<2>(in + i * pitch, pitch, channels, out + i, channel_stride);
+    for (; i < count; ++i) channels_from_few<1>(in + i * pitch, pitch, channels, out + i, channel_stride);
+    return;
+  }
   const std::int64_t blocked = channels >= L && count >= L ? channels : 0;
   for (std::int64_t c = 0; c < blocked; c += L) {
     const std::int64_t first = c + L <= channels ? c : channels - L;

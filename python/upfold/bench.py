@@ -15,6 +15,7 @@ import torch
 from . import cases, dispatch, info
 from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
+from .fresh import fresh_line
 from .models import MODELS, by_name
 from .models import result as model_result
 from .models.measure import Conditions as ModelConditions
@@ -24,15 +25,18 @@ from .modes import FORWARD
 from .pairs import PairRow, print_pairs, run_fold, run_host
 from .patch import unpatched
 from .precision import float32_precision
+from .rates import run_rate
 from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
+from .timing import cpu_clock
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
 MODEL_SUITE = "models"
 # What "all" stands for; whole models, which take minutes to compile, are asked for by name.
-SUITES = (*CASE_SUITES, "fold", "host")
+SUITES = (*CASE_SUITES, "fold", "host", "rate")
 # Of a results file; raised when a key changes its meaning.
 SCHEMA = 1
+_PAIRS = {"fold": run_fold, "host": run_host, "rate": run_rate}
 # What a CPU gets through in reasonable time; a GPU runs every case whole.
 CPU_MAX_GFLOP = 0.5
 
@@ -53,6 +57,7 @@ class Options:
         models: which whole models, by name; none takes all.
         published: whether they have their published sizes; None does so on a GPU alone.
         compiled: whether they run under ``torch.compile`` as well.
+        cpu_time: on a CPU, one thread and the time that the process computes, for a machine that is not idle.
     """
 
     device: torch.device
@@ -66,6 +71,7 @@ class Options:
     models: tuple[str, ...] = ()
     published: bool | None = None
     compiled: bool = True
+    cpu_time: bool = False
 
 
 @dataclass
@@ -101,6 +107,7 @@ class Results:
             "precision": self.options.precision,
             "layout": self.options.layout,
             "max_gflop": self.options.max_gflop,
+            "cpu_time": self.options.cpu_time,
             "failures": self.failures,
             "summary": {name: summarize(rows) for name, rows in self.suites.items()},
             "suites": {name: [comparison.to_dict() for comparison in rows] for name, rows in self.suites.items()},
@@ -141,12 +148,14 @@ def run(names: Sequence[str], options: Options, console: Any, path: str | Path |
     """
     on_gpu = options.device.type == "cuda"
     device_name = torch.cuda.get_device_name(options.device) if on_gpu else info.processor()
-    results = Results(info.gather(), device_name, options)
-    kind = " ".join(filter(None, (dtype_name(options.dtype), options.precision)))
-    where = f"{results.device}, {torch.get_num_threads()} CPU threads, {kind}, x {options.layout}"
     given = options.precision is not None
     precision = float32_precision(options.precision == "tf32") if given else contextlib.nullcontext()
-    with precision, dispatch.use(tuned=False):  # figures do not hang on what was tuned on the machine that made them
+    clock = cpu_clock() if options.cpu_time else contextlib.nullcontext()
+    with clock, precision, dispatch.use(tuned=False):  # figures do not hang on what was tuned on the machine that made them
+        results = Results(info.gather(), device_name, options)
+        kind = " ".join(filter(None, (dtype_name(options.dtype), options.precision)))
+        threads = f"{torch.get_num_threads()} CPU threads" if not options.cpu_time else "CPU time of one thread"
+        where = f"{results.device}, {threads}, {kind}, x {options.layout}"
         for name in names:
             if name in CASE_SUITES:
                 for mode in options.modes:
@@ -163,8 +172,7 @@ def run(names: Sequence[str], options: Options, console: Any, path: str | Path |
                 print_models_summary(console, results.models)
                 continue
             with console.status(f"timing {name}"):
-                measured = run_fold if name == "fold" else run_host
-                results.pairs[name] = measured(options.device, options.dtype, options.seconds, _repro(name, options))
+                results.pairs[name] = _PAIRS[name](options.device, options.dtype, options.seconds, _repro(name, options))
             print_pairs(console, f"{name}: {where}", results.pairs[name])
             results.write_if(path)
     return results
@@ -214,6 +222,8 @@ def _print_suite(console: Any, label: str, where: str, rows: Sequence[Comparison
             if method.failed:
                 console.print(f"{row.name}: {method.method}: {method.note}", style="red", markup=False)
     console.print(summary_table(label, rows, console.width))
+    if (fresh := fresh_line(rows)) is not None:
+        console.print("\n" + fresh, markup=False)
     console.print("\n" + LEGEND, style="dim")
     console.print("* cut down to run sooner (--max-gflop sets how far). To repeat one line:", style="dim")
     for row in rows:

@@ -34,7 +34,7 @@ from .options import (
 from .precision import float32_precision
 
 _CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "models")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,6 +130,8 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--configs", action="store_true", help=_CONFIGS)
     model_commands.bench_options(command)
+    text = "on a CPU that is not idle: one thread, and the time that this process computes"
+    command.add_argument("--cpu-time", action="store_true", help=text)
     add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     text = "also draw the suites of layers, or where there are none the models (.png, .svg or .pdf)"
@@ -222,6 +224,8 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
     if arguments.report is not None:
         load_page()
     device = chosen_device(arguments)
+    if arguments.cpu_time and device.type != "cpu":
+        raise Failure(f"--cpu-time --device {device}; the time that a process computes says nothing of a GPU; leave it out")
     names = bench.names_of(arguments.suite)
     limit = arguments.max_gflop
     if limit is None and device.type == "cpu":
@@ -238,6 +242,7 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         tuple(dict.fromkeys(arguments.model)),
         None if arguments.size is None else arguments.size == "published",
         not arguments.no_compile,
+        arguments.cpu_time,
     )
     results = bench.run(names, options, tables.make_console(), arguments.json)
     if arguments.json is not None:

@@ -13,6 +13,7 @@ from .algorithms import REGISTRY
 from .cases import Case
 from .comparison import Comparison, Row, repro_line
 from .floor import ceilings
+from .fresh import time_fresh
 from .geometry import Geometry, InvalidArgument
 from .memory import held_beside_result
 from .methods import AUTO, Method, Result, our_method, peers
@@ -125,6 +126,8 @@ def compare(
         result.bound = truth.bound
         _check_and_time(methods, operands, truth, result.moved_bytes, conditions)
     result.rows = [row for row, _ in methods]
+    with torch.no_grad():
+        time_fresh(result, operands, conditions.seconds)
     return result
 
 

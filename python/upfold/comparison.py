@@ -31,6 +31,8 @@ class Row:
         how: the way of measuring (`timing.Timing.how`).
         note: the plan of an algorithm, or why the method did not run.
         warm_seconds: the same with one data set, which stays in the cache; None on a CPU and for layers beyond the cache.
+        out_seconds: the same into a result that was written before (``out=``): of what `auto` takes forward on a CPU, where the
+            result has 1 MiB or more; else None.
         extra_bytes: the most memory that a call held beside operands and results: of ours, and of a step by whatever method;
             None on a CPU.
         failed: whether it is upfold's and broke or is wrong; the note says how. A command that met one ends with status 1.
@@ -46,6 +48,7 @@ class Row:
     how: str | None = None
     note: str = ""
     warm_seconds: float | None = None
+    out_seconds: float | None = None
     extra_bytes: int | None = None
     failed: bool = False
 
@@ -68,6 +71,7 @@ class Comparison:
         rows: one for each method, upfold's first.
         mode: which operator (`modes.MODES`).
         precision: "tf32" or "ieee" for float32 on a GPU, else None.
+        fresh_seconds: how much longer filling a fresh result takes than filling it again, forward on a CPU; else None.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     mode: str = FORWARD
     precision: str | None = None
+    fresh_seconds: float | None = None
 
     @property
     def layer_text(self) -> str:
@@ -195,6 +200,7 @@ class Comparison:
             "ceilings": self.ceilings.to_dict(),
             "error_bound": self.bound,
             "auto": self.auto,
+            "fresh_seconds": self.fresh_seconds,
             "rows": [{**vars(row), **self.figures(row)} for row in self.rows],
         }
 

@@ -7,6 +7,7 @@ from math import prod
 import torch
 
 from .algorithms.fused import predicted_seconds as fused_seconds
+from .algorithms.fused import vector_channels
 from .problem import DTYPE_BYTES, Operator, Problem
 
 # For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine, and
@@ -23,6 +24,7 @@ _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out
 _CPU_FUSED_FLOPS = 115e9  # a second, of the fused kernel where its vectors are full
 _CPU_FUSED_LANES = 8  # of a vector
 _CPU_FUSED_PACK_BYTES = 16e9
+_CPU_FUSED_SUM_BYTES = 12e9  # a second, of the sums that become the weight's gradient
 _CPU_WIDEN_BYTES = 1.7e9  # a second, of the copy in float32 that gemm makes of a 16-bit weight
 
 # Fitted to `benchmarks/results/nvidia-h200.json`, so that the choice agrees with it: over its 235 layers, types and gradients it
@@ -72,9 +74,10 @@ def _on_cpu(name: str, problem: Problem) -> float:
             seconds += _weight_bytes(problem) / _CPU_WIDEN_BYTES
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     if name == "fused":
-        channels = problem.in_channels_per_group if problem.operator is Operator.CONV else problem.out_channels_per_group
+        channels = vector_channels(problem)
         lanes = -(-channels // _CPU_FUSED_LANES) * _CPU_FUSED_LANES
-        return seconds + _weight_bytes(problem) / _CPU_FUSED_PACK_BYTES + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
+        moved = _CPU_FUSED_SUM_BYTES if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else _CPU_FUSED_PACK_BYTES
+        return seconds + _weight_bytes(problem) / moved + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
     row = problem.in_size[2]
     rate = _CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW)
     return seconds + _weight_bytes(problem) / _CPU_PACK_BYTES + problem.flops / rate

@@ -49,11 +49,20 @@ def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None
     return with_config
 
 
+def forward_into(algorithm: str, geometry: Geometry, y: torch.Tensor) -> Method:
+    """The forward of one of upfold's algorithms, written into `y`."""
+    function, options = _forward(geometry), keywords(geometry)
+    return lambda o: function(o.x, o.w, o.bias, algorithm=algorithm, out=y, **options)
+
+
+def _forward(geometry: Geometry) -> Callable[..., torch.Tensor]:
+    return (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[geometry.ndim - 1]
+
+
 def _our_operator(mode: str, algorithm: str, geometry: Geometry) -> Method:
     if mode in (FORWARD, STEP):
-        functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
         options: dict[str, Any] = {"algorithm": algorithm, **keywords(geometry)}
-        run: Callable[..., torch.Tensor] = partial(functions[geometry.ndim - 1], **options)
+        run: Callable[..., torch.Tensor] = partial(_forward(geometry), **options)
         return _step(run) if mode == STEP else lambda o: run(o.x, o.w, o.bias)
     arguments = positional(geometry)
     if mode == GRAD_INPUT:

@@ -75,6 +75,7 @@ class PairRow:
         floor_seconds: the least time that memory allows; None for host time.
         moved_bytes: image and columns, each once; None for host time.
         elementwise_bytes_per_second: what a kernel that reads and writes reached in the same process; None for host time.
+        flops: floating-point operations of a call; None where it only moves.
     """
 
     name: str
@@ -86,6 +87,7 @@ class PairRow:
     floor_seconds: float | None = None
     moved_bytes: int | None = None
     elementwise_bytes_per_second: float | None = None
+    flops: int | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -115,6 +117,8 @@ class PairRow:
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON."""
         rates = {"gbytes_per_second": self.gbytes_per_second, "share_of_elementwise": self.share_of_elementwise}
+        if self.flops is not None:
+            rates["gflops"], rates["torch_gflops"] = (self.flops / t / 1e9 for t in (self.upfold_seconds, self.torch_seconds))
         return {**asdict(self), "x_torch": self.ratio, **rates}
 
 
@@ -211,28 +215,34 @@ def run_host(device: torch.device, dtype: torch.dtype, seconds: float, repro: st
 
 def print_pairs(console: Any, title: str, rows: Sequence[PairRow]) -> None:
     """Print a table of pairs, their means, and the line that repeats them."""
-    rated = any(row.moved_bytes is not None for row in rows)
-    rates = ("x floor", "GB/s", "of elementwise") if rated else ()
-    ends = ("x torch", *(("largest error",) if rated else ()))
+    moves, computes = (any(getattr(row, what) is not None for row in rows) for what in ("moved_bytes", "flops"))
+    rates = ("x floor", "GB/s", "of elementwise") if moves else ("torch GFLOP/s", "GFLOP/s") if computes else ()
+    ends = ("x torch", *(("largest error",) if moves or computes else ()))
     table = new_table(title, "work", "size", "torch", "upfold", *rates, *ends, left=("size",))
     for row in rows:
         cells = [row.name, row.size, format_seconds(row.torch_seconds), format_seconds(row.upfold_seconds)]
-        if rated:
+        if moves:
             floor = "-" if row.floor_seconds is None else f"{row.upfold_seconds / row.floor_seconds:.2f}x"
             rate, share = row.gbytes_per_second, row.share_of_elementwise
             cells += [floor, "-" if rate is None else f"{rate:,.0f}", "-" if share is None else f"{share:.0%}"]
+        elif computes:
+            flops = row.flops or 0
+            cells += [f"{flops / seconds / 1e9:,.0f}" for seconds in (row.torch_seconds, row.upfold_seconds)]
         cells.append(ratio_text(row.ratio))
-        if rated:
+        if moves or computes:
             cells.append("-" if row.error is None else f"{row.error:.1e}")
         table.add_row(*cells)
     console.print(table)
-    for name in dict.fromkeys(row.name for row in rows):
-        ratios = [row.ratio for row in rows if row.name == name]
+    # A layer has a row for each layout; their mean stands for all, and says how near the products come to torch's.
+    for name in ("all",) if computes else dict.fromkeys(row.name for row in rows):
+        ratios = [row.ratio for row in rows if name in ("all", row.name)]
         if len(ratios) > 1:
             console.print(f"{name}: {geometric_mean(ratios):.2f}x torch (geometric mean), worst {min(ratios):.2f}x")
-    if rated:
+    if moves:
         rate = next(row.elementwise_bytes_per_second for row in rows if row.elementwise_bytes_per_second)
         console.print(f"elementwise: a kernel that reads and writes, {rate / 1e9:,.0f} GB/s in this process", style="dim")
+    elif computes:
+        console.print("torch: a 1x1 convolution in channels_last with the same products, not shuffled into place.", style="dim")
     else:
-        console.print("What a call costs the caller, wall time (on a GPU without the GPU's own work).", style="dim")
+        console.print("What a call costs the caller (on a GPU without the GPU's own work).", style="dim")
     console.print(f"repro: {rows[0].repro}", style="dim")

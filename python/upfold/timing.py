@@ -36,7 +36,8 @@ class Timing:
         fastest: time of one call in the fastest sample.
         spread: distance of the quartiles divided by the median; above 0.1 the machine was busy with something else.
         samples: number of timed samples behind the median.
-        how: "wall" (host clock), "graph" (device time, CUDA graph replay) or "events" (device time, eager calls).
+        how: "wall" (host clock), "cpu" (time of the process, `cpu_clock`), "graph" (device time, CUDA graph replay) or "events"
+            (device time, eager calls).
     """
 
     seconds: float
@@ -68,6 +69,23 @@ class _Runner:
         median = statistics.median(self.times)
         low, _, high = statistics.quantiles(self.times, n=4)
         return Timing(median, min(self.times), (high - low) / median if median else 0.0, len(self.times), self.how)
+
+
+_clock: Callable[[], float] = time.perf_counter
+
+
+@contextlib.contextmanager
+def cpu_clock() -> Iterator[None]:
+    """Time host work by what the process computes, on one thread: on a CPU that others use too the wall clock measures them."""
+    global _clock
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    _clock = time.process_time
+    try:
+        yield
+    finally:
+        _clock = time.perf_counter
+        torch.set_num_threads(threads)
 
 
 def medians(functions: Sequence[Work], device: torch.device | str, *, seconds: float = 0.3) -> list[float]:
@@ -194,10 +212,10 @@ def settle(device: torch.device) -> None:
 
 def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
     def once() -> float:
-        start = time.perf_counter()
+        start = _clock()
         for call in calls:
             call()
-        return time.perf_counter() - start
+        return _clock() - start
 
     estimate = once()
     settle(device)
@@ -207,15 +225,15 @@ def _host_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:
     repeats = range(max(1, math.ceil(_SHORTEST_SAMPLE / max(estimate, 1e-9))))
 
     def sample() -> float:
-        start = time.perf_counter()
+        start = _clock()
         for _ in repeats:
             for call in calls:
                 call()
-        elapsed = time.perf_counter() - start
+        elapsed = _clock() - start
         settle(device)
         return elapsed
 
-    return _Runner(sample, len(repeats) * len(calls), "wall")
+    return _Runner(sample, len(repeats) * len(calls), "wall" if _clock is time.perf_counter else "cpu")
 
 
 def _device_runner(calls: tuple[Call, ...], device: torch.device) -> _Runner:

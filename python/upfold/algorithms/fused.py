@@ -138,21 +138,28 @@ def _call(problem: Problem, config: int, device: int) -> Any:
 
 
 def _reject_on_cpu(problem: Problem) -> str | None:
-    """Refuse the weight gradient, wide types, groups of few channels, far taps, and caps below the packed weight."""
-    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
-        return "it has no gradient of the weight; direct and gemm have"
+    """Refuse wide types, groups of few channels, far taps, and caps below its scratch."""
     if problem.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"its vectors are float32; {str(problem.dtype).removeprefix('torch.')} is left to direct"
-    adjoint = problem.operator is Operator.CONV
-    channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
+    channels = vector_channels(problem)
     if channels < _LEAST_CPU_CHANNELS:
-        return f"its vectors are the result's channels, and a group has {channels}; direct makes vectors of pixels"
+        return f"its vectors are channels, and a group has {channels}; direct makes vectors of pixels"
     needed = _cpu_workspace_bytes(problem)
     if needed < 0:
         return "its taps reach too far for a tile of the input to fit"
     if needed > problem.workspace_cap:
-        return f"its copy of the weight takes {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
+        what = "its sums take" if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else "its copy of the weight takes"
+        return f"{what} {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
     return None
+
+
+def vector_channels(problem: Problem) -> int:
+    """Channels of a group that fill the vectors on a CPU: the result's, and for the weight's gradient those of either side."""
+    if problem.operator is Operator.CONV:
+        return problem.in_channels_per_group
+    if problem.operator is Operator.CONV_TRANSPOSE:
+        return problem.out_channels_per_group
+    return max(problem.in_channels_per_group, problem.out_channels_per_group)
 
 
 @lru_cache(maxsize=4096)
