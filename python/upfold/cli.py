@@ -227,9 +227,7 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
     if arguments.cpu_time and device.type != "cpu":
         raise Failure(f"--cpu-time --device {device}; the time that a process computes says nothing of a GPU; leave it out")
     names = bench.names_of(arguments.suite)
-    limit = arguments.max_gflop
-    if limit is None and device.type == "cpu":
-        limit = bench.CPU_MAX_GFLOP
+    limit = arguments.max_gflop or (bench.CPU_MAX_GFLOP if device.type == "cpu" else None)
     options = bench.Options(
         device,
         DTYPES[arguments.dtype],
