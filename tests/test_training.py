@@ -139,26 +139,30 @@ def test_a_frozen_decoder_passes_gradients_on(device, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=dtype_name)
 def test_a_step_of_random_numbers_is_as_close_as_torchs(dtype, device):
-    """Largest error of each gradient against float64: at most twice that of torch's layers, and a unit of the type."""
-    torch.manual_seed(4)
-    theirs, replaced, activated = decoders(device)
-    for parameter in theirs.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    exact = decoders("cpu", torch.float64)[0]
-    for model in (replaced, activated, exact):
-        model.load_state_dict(theirs.state_dict())
-    x, grad = torch.randn(8, 6, 9, 10), torch.randn(8, 4, 72, 80)
-    (exact(x.double()) * grad.double()).flatten(1).sum(1).mean().backward()
-    errors = []
-    for model in (theirs, replaced, activated):
-        with autocast(device, dtype):
-            y = model(x.to(device))
-        loss(y, grad.to(device)).backward()
-        pairs = zip(gradients(model), gradients(exact), strict=True)
-        errors.append([float((got.cpu().double() - want).abs().max() / want.abs().max()) for got, want in pairs])
-    for ours in errors[1:]:
-        for one, other in zip(ours, errors[0], strict=True):
-            assert one <= 2 * other + torch.finfo(dtype).eps, (errors[0], ours)
+    """Error of each gradient against float64, in norm over eight draws: at most twice that of torch's, and a unit of the type.
+
+    In one draw chance decides: rounding flips an activation near its kink, and the errors of a bias cancel or do not.
+    """
+    squares = [[], [], []]
+    for seed in range(8):
+        torch.manual_seed(seed)
+        models = decoders(device)
+        for parameter in models[0].parameters():
+            nn.init.normal_(parameter, std=0.3)
+        exact = decoders("cpu", torch.float64)[0]
+        for model in (*models[1:], exact):
+            model.load_state_dict(models[0].state_dict())
+        x, grad = torch.randn(8, 6, 9, 10), torch.randn(8, 4, 72, 80)
+        (exact(x.double()) * grad.double()).flatten(1).sum(1).mean().backward()
+        for model, found in zip(models, squares, strict=True):
+            with autocast(device, dtype):
+                y = model(x.to(device))
+            loss(y, grad.to(device)).backward()
+            pairs = zip(gradients(model), gradients(exact), strict=True)
+            found.append([float((got.cpu().double() - want).square().sum() / want.square().sum()) for got, want in pairs])
+    theirs, *ours = [torch.tensor(found).mean(0).sqrt() for found in squares]
+    for one in ours:
+        assert bool((one <= 2 * theirs + torch.finfo(dtype).eps).all()), (theirs, one)
 
 
 @pytest.mark.slow
