@@ -32,6 +32,7 @@ def time_fresh(result: Comparison, operands: Operands, seconds: float) -> None:
     data = operands.data_in(row.layout)
     ours = our_method(FORWARD, row.method, result.geometry)
     y = ours(data)
+    assert isinstance(y, torch.Tensor), "a forward has one result"
     if y.numel() * y.element_size() < _LEAST_BYTES:
         return
     into = forward_into(row.method, result.geometry, y)
