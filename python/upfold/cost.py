@@ -17,6 +17,7 @@ _CPU_CALL_SECONDS = {"gemm": 50e-6, "direct": 10e-6, "fused": 10e-6}  # beside t
 _CPU_BYTES = 8e9  # a second, of memory
 _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summed by col2im
 _CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
+_CPU_GEMM_RESULT_BYTES = 4e9  # a second, of the weight's gradient that the product writes
 _CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
 _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
 _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
@@ -72,6 +73,8 @@ def _on_cpu(name: str, problem: Problem) -> float:
         rate = _CPU_GEMM_FLOPS * speed * depth / (depth + _CPU_GEMM_HALF_DEPTH)
         if DTYPE_BYTES[problem.dtype] < element:
             seconds += _weight_bytes(problem) / _CPU_WIDEN_BYTES
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            seconds += _weight_bytes(problem) / _CPU_GEMM_RESULT_BYTES
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     if name == "fused":
         channels = vector_channels(problem)
