@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -90,5 +91,10 @@ def test_steps_in_tables_and_the_summary():
     assert "smoke step: " in text
     found = results.to_dict()["summary"]["smoke step"]
     assert found["auto"]["torch"]["layers"] == len(rows)
-    fused = next(row for row in rows if row.row("fused").seconds).row("fused")
-    assert "grad_weight " in fused.note  # which fused leaves to another on a CPU
+    assert "grad_weight " in rows[0].row("auto").note
+
+
+def test_a_gradient_that_is_left_to_another_is_named():
+    case = dataclasses.replace(cases.find("k4s2p1"), in_channels=3)  # too few for the vectors of the gradient of x
+    result = compare.compare_case(case, compare.Conditions(seconds=0.002, mode=STEP))
+    assert result.row("fused").note.startswith("forward fused, grad_input direct, grad_weight fused")
