@@ -11,7 +11,7 @@ import upfold
 from gpu import missing
 from oracle import assert_exact, describe, geometry_arguments, ours, reference
 from upfold import cases
-from upfold.algorithms import REGISTRY
+from upfold.algorithms import REGISTRY, cuda
 from upfold.dispatch import use_config
 from upfold.problem import Operator
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 FUSED = REGISTRY["fused"]
 # Cut to a size that the reference computes in no time.
 LIMIT = 0.02
+_PACKED = 3  # the kind of tiles that copy x, as `fused_tiles()` says it
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -64,6 +65,8 @@ def test_inputs_beyond_the_cap_are_packed_in_parts(dtype, device):
     whole = describe(x, w, b, arguments)
     want = reference((x, w, b), case.geometry)
     needed = {config: FUSED.workspace_bytes(whole, config, device) for config in FUSED.configs(whole, device)}
+    if not any(cuda.module().fused_tiles()[config][5] == _PACKED for config in needed):
+        pytest.skip("tiles that copy x are of compute capability 9.0, and must have been compiled for it")
     parted = 0
     for megabytes in (2, 3, 5):
         with upfold.use(workspace_mb=megabytes):
