@@ -150,17 +150,20 @@ struct FusedOperands {
 // Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
 // one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
 // has output channels times taps. Tiles of warpgroups (compute capability 9.0 alone) also name the products of one row of units,
-// the groups of 8 units of each; those whose rows are pixels the bytes of the sums that they stage; elsewhere these are 0.
+// the groups of 8 units of each; those whose rows are pixels the bytes of the sums that they stage; elsewhere these are 0. Tiles
+// whose rows are pairs of a channel and a phase have as many rows as channels.
 struct FusedTileSize {
   int channels, phases_h, phases_w, units, vectors, threads, blocks;
   int products, product_groups, staged_bytes;
   bool pixels, whole, packed_inputs;  // whole: only where every shift has a tap in every phase
+  bool phase_rows = false;
 };
 std::vector<FusedTileSize> fused_tiles();
-// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
-// TF32); `alignment` bytes, at most 16, divide the address of x.
-bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment);
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32, which is
+// rounded to TF32 unless it has to be `exact`); `alignment` bytes, at most 16, divide the address of x.
+bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment, bool exact);
 struct FusedPlan;
+struct PhasePlan;
 // What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one; inputs that a tile reads, and
 // parts that the reduction is cut into. All 0 where kernel and stride are equal.
 struct FusedWork {
@@ -171,7 +174,7 @@ struct FusedWork {
 class FusedCall {
  public:
   // Where the copy of x that some choices make is beyond the cap, the samples run in parts.
-  FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
+  FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap, bool exact);
   std::int64_t workspace_bytes() const;
   FusedWork work() const;
   void run(const FusedOperands& operands, std::uintptr_t stream) const;
@@ -179,8 +182,10 @@ class FusedCall {
  private:
   int device_, config_;
   std::int64_t alignment_;
+  bool exact_;
   Problem problem_;
-  std::shared_ptr<const FusedPlan> plan_;  // null: nothing to do, or nothing to plan
+  std::shared_ptr<const FusedPlan> plan_;  // null: nothing to do, nothing to plan, or
+  std::shared_ptr<const PhasePlan> phases_;
 };
 
 struct Device {

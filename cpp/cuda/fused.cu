@@ -13,6 +13,7 @@ UPFOLD_INSTANTIATE_FUSED(float)
 #include <limits>
 
 #include "fused_equal.h"
+#include "fused_phases.h"
 #include "fused_plan.cuh"
 
 namespace upfold::cuda {
@@ -59,6 +60,12 @@ constexpr FusedTileSize kTiles[] = {
 constexpr std::int64_t kUncapped = std::numeric_limits<std::int64_t>::max();
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
+// Tiles of pixels and channels come first, then those of equal kernel and stride, then those of phases.
+int first_phase_tile() {
+  static const int first = kTileCount + int(equal_tiles().size());
+  return first;
+}
+
 // Those that the kernels are made for, with asynchronous copies beside them.
 bool has_tensor_cores(int device) { return code_capability(device) >= 80; }
 
@@ -78,27 +85,35 @@ std::vector<FusedTileSize> fused_tiles() {
   std::vector<FusedTileSize> tiles(kTiles, kTiles + kTileCount);
   for (const EqualTileSize& tile : equal_tiles())
     tiles.push_back({tile.rows, 0, 0, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0, false, false, false});
+  for (const PhaseTileSize& tile : phase_tiles())
+    tiles.push_back({tile.rows, 1, 1, tile.units, 0, tile.threads, tile.blocks, 0, 0, 0, false, false, false, true});
   return tiles;
 }
 
-bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment) {
+bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment, bool exact) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device)) return false;
+  if (config >= first_phase_tile())
+    return p.batch == 0 || plan_phases(device, p, config - first_phase_tile(), alignment) != nullptr;
+  if (exact && p.dtype == Dtype::kFloat32) return false;
   if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
   if (!is_compiled(device, config)) return false;
   return p.batch == 0 || plan_fused(p, kTiles[config], shared_memory(device), alignment, kUncapped).possible;
 }
 
-FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
-    : device_(device), config_(config), alignment_(alignment), problem_(p) {
-  require(fused_fits(device, p, config, alignment), "config = ", config, "; it does not fit this problem");
-  if (p.batch == 0 || config >= kTileCount) return;
+FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap, bool exact)
+    : device_(device), config_(config), alignment_(alignment), exact_(exact), problem_(p) {
+  require(fused_fits(device, p, config, alignment, exact), "config = ", config, "; it does not fit this problem");
+  if (p.batch == 0) return;
+  if (config >= first_phase_tile()) phases_ = plan_phases(device, p, config - first_phase_tile(), alignment);
+  if (config >= kTileCount) return;
   plan_ = std::make_shared<const FusedPlan>(plan_fused(p, kTiles[config], shared_memory(device), alignment, workspace_cap));
 }
 
 std::int64_t FusedCall::workspace_bytes() const { return plan_ == nullptr ? 0 : plan_->workspace_bytes; }
 
 FusedWork FusedCall::work() const {
+  if (phases_ != nullptr) return phase_work(*phases_);
   if (plan_ == nullptr) return {};
   const FusedJob& job = plan_->job;
   const std::int64_t launches = (problem_.batch + plan_->batch - 1) / plan_->batch;
@@ -112,6 +127,7 @@ void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const 
           alignment_);
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
+  if (phases_ != nullptr) return fused_phases(launch, problem_, *phases_, exact_, operands, config_ - first_phase_tile());
   if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);
   const auto run = [&](auto tiles, auto warpgroup_tiles, auto pixel_tiles) {
     if (config_ >= kFirstPixelTile) return pixel_tiles(launch, *plan_, operands, config_);

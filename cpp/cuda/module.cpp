@@ -85,15 +85,17 @@ void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintp
 }
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor, kind: 1 of warpgroups, 2 whose
-// rows are pixels, 3 of warpgroups that pack x, 0 another; vectors of channels in a step) of each tile choice.
+// rows are pixels, 3 of warpgroups that pack x, 4 whose rows are channels and phases, 0 another; vectors of channels in a step)
+// of each tile choice.
 py::list fused_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedTileSize& t : upfold::cuda::fused_tiles())
     tiles.append(py::make_tuple(t.channels, t.phases_h, t.phases_w, t.units, t.blocks,
-                                t.packed_inputs  ? 3
-                                : t.pixels       ? 2
-                                : t.products > 0 ? 1
-                                                 : 0,
+                                t.phase_rows      ? 4
+                                : t.packed_inputs ? 3
+                                : t.pixels        ? 2
+                                : t.products > 0  ? 1
+                                                  : 0,
                                 t.vectors));
   return tiles;
 }
@@ -173,10 +175,11 @@ PYBIND11_MODULE(_cuda, m) {
       .def("enqueue", &DepthwiseCall::enqueue, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("fused_tiles", &fused_tiles);
-  m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
+  m.def("fused_fits", &upfold::cuda::fused_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"),
+        py::arg("exact"));
   py::class_<FusedCall>(m, "FusedCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
-           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t, bool>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"), py::arg("exact"))
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
       .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));

@@ -269,9 +269,10 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     const std::vector<FusedTileSize> tiles = fused_tiles();
     for (int config = 0; config < int(tiles.size()); ++config) {
       const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16});  // of a buffer, and less
-      if (!fused_fits(0, p, config, alignment) || pick(random, {0, 1, 2}) != 0) continue;
+      const bool exact = pick(random, {0, 1}) == 1;
+      if (!fused_fits(0, p, config, alignment, exact) || pick(random, {0, 1, 2}) != 0) continue;
       if (small && (tiles[std::size_t(config)].products > 0 || tiles[std::size_t(config)].pixels)) continue;
-      const FusedCall fused(0, p, config, alignment, std::int64_t(256) << 20);
+      const FusedCall fused(0, p, config, alignment, std::int64_t(256) << 20, exact);
       compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });
     }

@@ -47,6 +47,7 @@ class _Kind(IntEnum):
     WARPGROUPS = 1
     PIXELS = 2  # rows of a product are pixels
     PACKED = 3  # warpgroups, and x is packed first
+    PHASES = 4  # rows of a product are pairs of an output channel and a phase
 
 
 # Of float32 and of 16-bit values, by kind of tile.
@@ -77,6 +78,13 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
+# Of rows that are pairs of a channel and a phase, for one multiprocessor: a product is of 16 x 8 x 8, an input a copy of up to 16
+# bytes. TF32, 16-bit values, and full float32.
+_PHASES = (
+    _Rates(9.9, 0.537, 0.0139, 3.04e-3, 2.07e-4, 1.21e-4, 1.21e-4, 0.0, 0.0),
+    _Rates(10.0, 0.724, 0.0113, 2.5e-3, 2.24e-4, 4.6e-5, 4.6e-5, 0.0, 0.0),
+    _Rates(11.4, 0.123, 0.0287, 6.47e-3, 6.79e-4, 1.43e-4, 1.43e-4, 0.0, 0.0),
+)
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
@@ -103,8 +111,6 @@ class Fused:
             return "it has no adjoints yet"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
-        if problem.dtype is torch.float32 and not problem.allow_tf32:
-            return "torch's convolution switch asks for full float32; it would round to TF32"
         if not _microseconds(problem, cuda.index(device)):
             return "its taps reach too far, or a count of positions is beyond 2^30"
         if not self.configs(problem, device):
@@ -134,7 +140,7 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
-    return cuda.module().FusedCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
+    return cuda.module().FusedCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap, not problem.allow_tf32)
 
 
 def _reject_on_cpu(problem: Problem) -> str | None:
@@ -183,6 +189,16 @@ def _width(kind: _Kind, phases: int, vectors: int) -> float:
     return _LONG if kind == _Kind.WARPGROUPS and phases == 1 else 1.0
 
 
+def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], tile: int, multiprocessors: int) -> float:
+    """Predict the time of tiles of `tile` pairs times units: the copies, products and stores of a multiprocessor add up."""
+    tiles, steps, copies, _ = work
+    exact = problem.dtype is torch.float32 and not problem.allow_tf32
+    rates = _PHASES[2 if exact else int(DTYPE_BYTES[problem.dtype] == 2)]
+    outputs = problem.batch * problem.out_channels * prod(problem.out_size) / max(1, tiles)
+    each = rates.tile + steps * (rates.step + tile / 128 * rates.product) + copies * rates.input + outputs * rates.output
+    return rates.call + max(1.0, tiles / multiprocessors) * each
+
+
 @lru_cache(maxsize=4096)
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, each of some steps, which multiply or wait for their inputs."""
@@ -193,7 +209,12 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     odd = half and problem.in_pixels % 2 == 1
     predicted = {}
     for config, (channels, phases_h, phases_w, units, blocks, kind, vectors) in enumerate(module.fused_tiles()):
-        if not module.fused_fits(device, problem.cuda, config, problem.alignment):
+        if not module.fused_fits(device, problem.cuda, config, problem.alignment, not problem.allow_tf32):
+            continue
+        if kind == _Kind.PHASES:
+            predicted[config] = _phase_microseconds(
+                problem, _call(problem, config, device).work, channels * units, multiprocessors
+            )
             continue
         if phases_h == 0:  # rows are output channels times taps, units are inputs; all phases have one tap
             rates, phases, slots, parts = _EQUAL[half], 1, 1.0, 1
