@@ -10,6 +10,7 @@ import torch
 import upfold
 from gpu import missing
 from oracle import assert_exact, describe, geometry_arguments, ours, reference
+from test_rounding import check, forward_case
 from upfold import cases
 from upfold.algorithms import REGISTRY, cuda
 from upfold.dispatch import use_config
@@ -76,6 +77,21 @@ def test_inputs_beyond_the_cap_are_packed_in_parts(dtype, device):
                 with use_config(config):
                     assert_exact(ours((x, w, b), case.geometry, "fused"), want)
     assert parted > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["seed0-grouped-dilated", "seed2-square", "dcgan-64-3@32", "fcn8s-21-21-k16@70", "sam-64-32@128"]
+)
+def test_full_float32_keeps_the_rounding_rule(name, device, monkeypatch):
+    """Three products of TF32 for each of float32: no worse than twice a sum of multiply-adds."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    case = cases.find(name).scaled(LIMIT)
+    (x, w, b), want, magnitude, oracle = forward_case.__wrapped__(case, torch.float32, device)
+    problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+    assert FUSED.reject(problem, device) is None
+    for config in FUSED.configs(problem, device):
+        with use_config(config):
+            check(ours((x, w, b), case.geometry, "fused"), want, oracle, magnitude, f"config {config}")
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

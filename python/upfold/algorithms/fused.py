@@ -99,7 +99,7 @@ class Fused:
     name = "fused"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices without tensor cores, the adjoints, other dtypes, full float32, and caps below the packed weight."""
+        """Refuse devices without tensor cores, the adjoints, other dtypes, and caps below the packed weight."""
         if device.type == "cpu":
             return _reject_on_cpu(problem)
         reason = cuda.missing(device)
@@ -112,6 +112,10 @@ class Fused:
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
         if not _microseconds(problem, cuda.index(device)):
+            if problem.dtype is torch.float32 and not problem.allow_tf32:
+                return (
+                    "torch's convolution switch asks for full float32; its tiles for that hold whole weights, which are too large"
+                )
             return "its taps reach too far, or a count of positions is beyond 2^30"
         if not self.configs(problem, device):
             return f"its copy of the weight is beyond the cap of {problem.workspace_cap} bytes; raise UPFOLD_WORKSPACE_MB"
