@@ -183,6 +183,42 @@ class FusedCall {
   std::shared_ptr<const FusedPlan> plan_;  // null: nothing to do, or nothing to plan
 };
 
+struct FusedInputOperands {
+  const void* y;
+  const void* w;
+  void* x;
+  void* workspace;  // FusedInputCall::workspace_bytes() bytes, aligned to 256
+};
+// Tile choices of the fused gradient of the input: pixels and input channels of one block.
+struct FusedInputTile {
+  int pixels, channels;
+};
+std::vector<FusedInputTile> fused_input_tiles();
+// Whether choice number `config` runs this problem on the device (kConv of float16, bfloat16, or float32 rounded to TF32, with
+// y's rows in order, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of y.
+bool fused_input_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct InputPlan;
+// What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one, of 32 bytes; bytes of y that one
+// copies, and in runs of how many; parts that the reduction is cut into; and whether a block keeps its weights.
+struct FusedInputWork {
+  std::int64_t tiles, steps, copied, grain, parts;
+  bool resident;
+};
+// The gradient of the input in one pass. Planned once, then the same for any operands and by any thread.
+class FusedInputCall {
+ public:
+  FusedInputCall(int device, const Problem& p, int config, std::int64_t alignment);
+  std::int64_t workspace_bytes() const;
+  FusedInputWork work() const;
+  void run(const FusedInputOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  std::int64_t alignment_;
+  Problem problem_;
+  std::shared_ptr<const InputPlan> plan_;  // null: nothing to do
+};
+
 struct Device {
   std::string name;
   int major, minor;

@@ -1,0 +1,322 @@
+// What a block of the fused gradient of the input does; its layout is in fused_input.cuh.
+#pragma once
+
+#include "fused_input_store.cuh"
+#include "mma.cuh"
+#include "ring.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+struct InputShared {
+  std::uint64_t raw_full[kMostInputBuffers / 4], raw_empty[kMostInputBuffers / 4];
+  std::uint64_t weight_full[kMostInputBuffers], weight_empty[kMostInputBuffers];
+};
+
+template <typename Value, typename Tile>
+struct InputBlock {
+  static constexpr int kSize = int(sizeof(Value)), kEntries = 4 / kSize;  // kEntries: of a step
+  using Sums = float[Tile::kM][Tile::kN8][4];
+  using Rows = std::uint32_t[Tile::kTurn][Tile::kM][4];
+
+  const InputJob& job;
+  InputShared& shared;
+  uint4* memory;
+  std::uint32_t tiles;
+
+  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
+    return memory + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
+  }
+  __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
+    return reinterpret_cast<unsigned char*>(weight(std::uint32_t(job.weight_buffers))) + buffer * std::uint32_t(job.raw_bytes);
+  }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < job.raw_buffers; ++i) {
+        barrier_make(address(shared.raw_full[i]), Tile::kLoaders);
+        barrier_make(address(shared.raw_empty[i]), Tile::kThreads / 32);
+      }
+      for (int i = 0; i < job.weight_buffers; ++i) {
+        barrier_make(address(shared.weight_full[i]), 1);
+        barrier_make(address(shared.weight_empty[i]), Tile::kThreads / 32);
+      }
+      barriers_made();
+    }
+    __syncthreads();  // barriers are made
+  }
+
+  // One thread copies the weights of all tiles; where they all fit, those of the first tile.
+  __device__ __forceinline__ void copy_weights(const uint4* packed) const {
+    await_previous();  // which packs them
+    Ring stage(job.weight_buffers);
+    const std::uint32_t bytes = std::uint32_t(job.stage_steps * Tile::kStepWords * 16);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      const std::int64_t first = (std::int64_t(place.group) * job.channel_tiles.value + place.channel_tile) * job.chunks;
+      const uint4* from = packed + (first + place.first_chunk) * job.steps * Tile::kStepWords;
+      for (std::int32_t i = place.chunks * (job.steps / job.stage_steps); i > 0; --i, stage.next()) {
+        const std::uint32_t full = address(shared.weight_full[stage.at]);
+        barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
+        barrier_arrive_expecting(full, bytes);
+        copy_bulk(shared_address(weight(stage.at)), from, bytes, full);
+        from += job.stage_steps * Tile::kStepWords;
+      }
+      if (job.resident) return;
+    }
+  }
+
+  // Where a run of `grain` bytes of the patch comes from (-1: zeros), without the channel, and where in a channel it goes.
+  struct Column {
+    std::int64_t from;
+    std::uint32_t to;
+  };
+  __device__ __forceinline__ Column column_of(const InputPlace& place, std::int32_t number) const {
+    const std::int32_t elements = job.grain / kSize;
+    std::uint32_t rest = std::uint32_t(number);
+    const std::int32_t w = std::int32_t(take(job.row_columns, rest)) * elements;
+    Column column;
+    column.to = (rest * std::uint32_t(job.span) + std::uint32_t(w)) * kSize;
+    std::int32_t at[3];
+    at[2] = place.first[2] * job.axis[2].stride + job.axis[2].low - job.skew + w;
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+      at[i] = place.first[i] * job.axis[i].stride + job.axis[i].low + std::int32_t(take(job.axis[i].extent, rest));
+    }
+    const std::int32_t n = place.n + std::int32_t(rest);
+    bool inside = number < job.columns && n < job.batch;
+    std::int64_t from = n * job.y_n;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      inside = inside && std::uint32_t(at[i]) < std::uint32_t(job.axis[i].out);
+      from += at[i] * job.y_axis[i];
+    }
+    column.from = inside ? from : -1;
+    return column;
+  }
+
+  __device__ __forceinline__ void copy_one(std::uint32_t to, const Value* from, bool live) const {
+    if (job.grain == 16) return copy_async<16>(to, from, live);
+    if (job.grain == 8) return copy_async<8>(to, from, live);
+    copy_async<4>(to, from, live);
+  }
+
+  // Three warps copy y, a chunk into each buffer: a thread keeps kOwn columns, and takes every `together`-th channel of them.
+  template <int kOwn>
+  __device__ __forceinline__ void copy_patches(const Value* y) const {
+    const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads;
+    const std::int32_t lanes = job.columns < Tile::kLoaders ? job.columns : Tile::kLoaders, together = Tile::kLoaders / lanes;
+    const std::int32_t first = loader / lanes, lane = loader % lanes;
+    const std::int32_t channels = first < together ? job.chunk_channels : 0;
+    Ring buffer(job.raw_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      Column own[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) own[i] = column_of(place, lane + i * Tile::kLoaders);
+      std::int32_t channel = place.first_chunk * job.chunk_channels;
+      for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), channel += job.chunk_channels) {
+        barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
+        const Value* from = y + (std::int64_t(place.group) * job.oc + channel + first) * job.y_c;
+        std::uint32_t to = shared_address(raw(buffer.at)) + std::uint32_t(first * job.pitch);
+        for (std::int32_t c = first; c < channels; c += together) {
+          const bool exists = channel + c < job.oc;
+#pragma unroll
+          for (int j = 0; j < kOwn; ++j) {
+            const bool live = exists && own[j].from >= 0;
+            if (kOwn == 1 || lane + j * Tile::kLoaders < job.columns) copy_one(to + own[j].to, live ? from + own[j].from : y, live);
+          }
+          from += together * job.y_c, to += std::uint32_t(together * job.pitch);
+        }
+        barrier_arrive_copied(address(shared.raw_full[buffer.at]));
+      }
+    }
+    copy_async_wait_all();
+  }
+
+  __device__ __forceinline__ void copy_all_patches(const Value* y) const {
+    if (job.columns <= Tile::kLoaders) return copy_patches<1>(y);
+    if (job.columns <= 2 * Tile::kLoaders) return copy_patches<2>(y);
+    if (job.columns <= 3 * Tile::kLoaders) return copy_patches<3>(y);
+    copy_patches<kMostInputColumns / Tile::kLoaders>(y);
+  }
+
+  // A lane's rows of one step, of product i: `from` is where the chunk begins, `own` what the lane adds.
+  __device__ __forceinline__ void load_rows(std::uint32_t (&rows)[4], const unsigned char* from, const std::int32_t (&own)[2],
+                                            std::int32_t step) const {
+#pragma unroll
+    for (int v = 0; v < kEntries; ++v) {
+      const InputEntry entry = job.offsets[step * kEntries + v];
+      const unsigned char* const at = from + std::uint32_t(entry.a) * kSize;
+      if constexpr (kSize == 4) {
+        if (job.reads == InputReads::kVectors) {
+          const float4 both = *reinterpret_cast<const float4*>(at + own[0]);
+          rows[0] = to_tf32(both.x), rows[1] = to_tf32(both.z), rows[2] = to_tf32(both.y), rows[3] = to_tf32(both.w);
+          continue;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (job.reads == InputReads::kPairs) {
+            const float2 pair = *reinterpret_cast<const float2*>(at + own[half]);
+            rows[half] = to_tf32(pair.x), rows[half + 2] = to_tf32(pair.y);
+          } else {
+            rows[half] = to_tf32(*reinterpret_cast<const float*>(at + own[half]));
+            rows[half + 2] = to_tf32(*reinterpret_cast<const float*>(from + std::uint32_t(entry.b) * kSize + own[half]));
+          }
+        }
+      } else {
+        if (job.reads == InputReads::kVectors) {
+          const uint2 both = *reinterpret_cast<const uint2*>(at + own[0]);
+          rows[2 * v] = both.x, rows[2 * v + 1] = both.y;
+          continue;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (job.reads == InputReads::kPairs) {
+            rows[2 * v + half] = *reinterpret_cast<const std::uint32_t*>(at + own[half]);
+          } else {
+            const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at + own[half]);
+            const unsigned char* const other = from + std::uint32_t(entry.b) * kSize + own[half];
+            rows[2 * v + half] = low | std::uint32_t(*reinterpret_cast<const std::uint16_t*>(other)) << 16;
+          }
+        }
+      }
+    }
+  }
+
+  // What a lane adds to where a chunk begins, in bytes: its two pixels of each product, and its channel.
+  __device__ __forceinline__ void place_rows(std::int32_t (&own)[Tile::kM][2]) const {
+    const std::int32_t pixels =
+        std::int32_t(job.axis[0].tile.value * job.axis[1].tile.value * job.axis[2].tile.value * job.tile_n.value);
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t number = input_pixel_of<Tile>(std::int32_t(threadIdx.x), i) + half;
+        const InputPixel pixel = input_pixel(job, number < pixels ? number : 0);  // behind the box: read, not stored
+        std::int32_t row = pixel.n;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) row = row * std::int32_t(job.axis[j].extent.value) + pixel.at[j] * job.axis[j].stride;
+        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride + job.skew) * kSize +
+                       std::int32_t(threadIdx.x) % 4 * job.pitch;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void arrive(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+  // How far a warpgroup has come.
+  struct Progress {
+    Ring buffer, stage;
+  };
+
+  // The sums of a tile: the rows of one turn are read while those of the turn before are multiplied.
+  __device__ __forceinline__ void accumulate(const InputPlace& place, const std::int32_t (&own)[Tile::kM][2], Progress& at,
+                                             Sums& sums) const {
+    const std::uint64_t b_first = matrix_descriptor(0, 8, 16);
+    std::int32_t turns = place.chunks * (job.steps / Tile::kTurn), loaded = 0, multiplied = 0;
+    std::uint64_t b = 0;
+    std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, or released
+    Rows rows[2];
+    const auto load = [&](Rows& to) {
+      if (loaded == 0) barrier_wait(address(shared.raw_full[at.buffer.at]), at.buffer.parity);
+      const unsigned char* const from = raw(at.buffer.at);
+#pragma unroll
+      for (int k = 0; k < Tile::kTurn; ++k) {
+#pragma unroll
+        for (int i = 0; i < Tile::kM; ++i) load_rows(to[k][i], from, own[i], loaded + k);
+      }
+      loaded += Tile::kTurn;
+      if (loaded < job.steps) return;
+      __syncwarp();  // everyone has read the chunk
+      arrive(address(shared.raw_empty[at.buffer.at]));
+      loaded = 0, at.buffer.next();
+    };
+    load(rows[0]);
+#pragma unroll 1
+    while (turns > 0) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        if (odd == 1 && turns == 0) continue;
+        if (multiplied == 0) {
+          barrier_wait(address(shared.weight_full[at.stage.at]), at.stage.parity);
+          b = b_first + shared_address(weight(at.stage.at)) / 16;
+        }
+        warpgroup_begin();
+#pragma unroll
+        for (int k = 0; k < Tile::kTurn; ++k) {
+#pragma unroll
+          for (int i = 0; i < Tile::kM; ++i)
+            WarpgroupRows<Value, Tile::kN8, 0>::add(sums[i], rows[odd][k][i], b + std::uint32_t(k * Tile::kStepWords));
+        }
+        warpgroup_commit();
+        b += std::uint32_t(Tile::kTurn * Tile::kStepWords), multiplied += Tile::kTurn, --turns;
+        warpgroup_wait<1>();  // all products but those of this turn: the other rows are free
+        if (used != 0) arrive(used);
+        used = 0;
+        if (multiplied == job.stage_steps) {
+          used = job.resident ? 0 : address(shared.weight_empty[at.stage.at]);
+          multiplied = 0, at.stage.next();
+        }
+        if (turns > 0) load(rows[odd ^ 1]);
+      }
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kN8 * 4; ++i) pin(sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4]);
+    if (used != 0) arrive(used);
+  }
+
+  // Two warpgroups multiply and store.
+  __device__ __forceinline__ void compute(Value* x, float4* partial) const {
+    std::int32_t own[Tile::kM][2];
+    place_rows(own);
+    Progress at{Ring(job.raw_buffers), Ring(job.weight_buffers)};
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      Sums sums = {};
+      if (job.resident) at.stage = Ring(job.weight_buffers);
+      accumulate(place, own, at, sums);
+      if (job.splits.value > 1) {
+        float4* const parts = partial + std::int64_t(tile) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < Tile::kM * Tile::kN8; ++i) {
+          const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];
+          parts[i * Tile::kThreads] = {v[0], v[1], v[2], v[3]};
+        }
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < Tile::kM; ++i) store_input<Value, Tile>(job, place, x, i, 0, sums[i]);
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(Tile::kBlockThreads, 1)
+    fused_input_kernel(const __grid_constant__ InputJob job, std::uint32_t tiles, const Value* __restrict__ y,
+                       const uint4* __restrict__ packed, Value* __restrict__ x, float4* __restrict__ partial) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ InputShared shared;
+  const InputBlock<Value, Tile> block{job, shared, memory, tiles};
+  block.make_barriers();
+  if (threadIdx.x >= Tile::kThreads) {
+    give_registers_back<72>();
+    if (threadIdx.x < Tile::kThreads + Tile::kLoaders) {
+      block.copy_all_patches(y);
+    } else if (threadIdx.x == Tile::kThreads + Tile::kLoaders) {
+      block.copy_weights(packed);
+    }
+  } else {
+    take_registers<216>();
+    block.compute(x, partial);
+  }
+#endif
+}
+
+}  // namespace upfold::cuda
