@@ -32,9 +32,6 @@ struct InputEntry {
   std::uint16_t a, b;
 };
 
-// How lanes read the two taps of an entry: of two neighbouring pixels as one vector, as one vector each, or element by element.
-enum class InputReads : std::int32_t { kVectors, kPairs, kSingles };
-
 struct InputJob {
   InputAxis axis[3];  // d, h, w
   Divisor tile_n, tiles_n, channel_tiles, splits, groups;
@@ -47,7 +44,8 @@ struct InputJob {
   std::int32_t grain, columns, skew;
   std::int32_t span, pitch;         // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
-  InputReads reads;
+  bool paired;                      // a stride of 2, and neighbouring pixels of a tile lie in one row
+  bool even;                        // an even stride: pairs at even offsets are aligned
   bool resident;                    // the buffers hold all weights of a tile, and a block keeps its channels
   bool wide;                        // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];

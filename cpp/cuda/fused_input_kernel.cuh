@@ -96,91 +96,141 @@ struct InputBlock {
     return column;
   }
 
-  __device__ __forceinline__ void copy_one(std::uint32_t to, const Value* from, bool live) const {
-    if (job.grain == 16) return copy_async<16>(to, from, live);
-    if (job.grain == 8) return copy_async<8>(to, from, live);
-    copy_async<4>(to, from, live);
-  }
-
   // Three warps copy y, a chunk into each buffer: a thread keeps kOwn columns, and takes every `together`-th channel of them.
-  template <int kOwn>
+  template <int kGrain, int kOwn>
   __device__ __forceinline__ void copy_patches(const Value* y) const {
     const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads;
     const std::int32_t lanes = job.columns < Tile::kLoaders ? job.columns : Tile::kLoaders, together = Tile::kLoaders / lanes;
     const std::int32_t first = loader / lanes, lane = loader % lanes;
     const std::int32_t channels = first < together ? job.chunk_channels : 0;
+    const std::int64_t from_step = together * job.y_c;
+    const std::uint32_t to_step = std::uint32_t(together * job.pitch);
     Ring buffer(job.raw_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const InputPlace place = input_place(job, tile);
-      Column own[kOwn];
+      std::int32_t left = job.oc - place.first_chunk * job.chunk_channels;
+      const Value* from[kOwn];
+      std::uint32_t to[kOwn], live = 0;  // a bit of each column
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) own[i] = column_of(place, lane + i * Tile::kLoaders);
-      std::int32_t channel = place.first_chunk * job.chunk_channels;
-      for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), channel += job.chunk_channels) {
+      for (int j = 0; j < kOwn; ++j) {
+        const Column own = column_of(place, lane + j * Tile::kLoaders);
+        if (own.from >= 0) live |= 1u << j;
+        from[j] = y + (std::int64_t(place.group) * job.oc + job.oc - left + first) * job.y_c + (own.from < 0 ? 0 : own.from);
+        to[j] = own.to + std::uint32_t(first * job.pitch);
+      }
+      for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), left -= job.chunk_channels) {
         barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
-        const Value* from = y + (std::int64_t(place.group) * job.oc + channel + first) * job.y_c;
-        std::uint32_t to = shared_address(raw(buffer.at)) + std::uint32_t(first * job.pitch);
-        for (std::int32_t c = first; c < channels; c += together) {
-          const bool exists = channel + c < job.oc;
+        const std::uint32_t patch = shared_address(raw(buffer.at));
 #pragma unroll
-          for (int j = 0; j < kOwn; ++j) {
-            const bool live = exists && own[j].from >= 0;
-            if (kOwn == 1 || lane + j * Tile::kLoaders < job.columns) copy_one(to + own[j].to, live ? from + own[j].from : y, live);
+        for (int j = 0; j < kOwn; ++j) {
+          if (kOwn > 1 && lane + j * Tile::kLoaders >= job.columns) continue;
+          const Value* at = from[j];
+          std::uint32_t own_to = patch + to[j];
+          if (left >= job.chunk_channels) {
+#pragma unroll 4
+            for (std::int32_t c = first; c < channels; c += together, at += from_step, own_to += to_step)
+              copy_async<kGrain>(own_to, at, live >> j & 1);
+          } else {
+            for (std::int32_t c = first; c < channels; c += together, at += from_step, own_to += to_step)
+              copy_async<kGrain>(own_to, c < left ? at : y, c < left && (live >> j & 1));
           }
-          from += together * job.y_c, to += std::uint32_t(together * job.pitch);
+          from[j] += job.chunk_channels * job.y_c;
         }
         barrier_arrive_copied(address(shared.raw_full[buffer.at]));
       }
     }
     copy_async_wait_all();
   }
-
+  template <int kGrain>
+  __device__ __forceinline__ void copy_patches_of(const Value* y) const {
+    if (job.columns <= Tile::kLoaders) return copy_patches<kGrain, 1>(y);
+    if (job.columns <= 2 * Tile::kLoaders) return copy_patches<kGrain, 2>(y);
+    if (job.columns <= 3 * Tile::kLoaders) return copy_patches<kGrain, 3>(y);
+    copy_patches<kGrain, kMostInputColumns / Tile::kLoaders>(y);
+  }
   __device__ __forceinline__ void copy_all_patches(const Value* y) const {
-    if (job.columns <= Tile::kLoaders) return copy_patches<1>(y);
-    if (job.columns <= 2 * Tile::kLoaders) return copy_patches<2>(y);
-    if (job.columns <= 3 * Tile::kLoaders) return copy_patches<3>(y);
-    copy_patches<kMostInputColumns / Tile::kLoaders>(y);
+    if (job.grain == 16) return copy_patches_of<16>(y);
+    if (job.grain == 8) return copy_patches_of<8>(y);
+    copy_patches_of<4>(y);
   }
 
-  // A lane's rows of one step, of product i: `from` is where the chunk begins, `own` what the lane adds.
+  // Four neighbouring elements of one row, of TF32 or as halves of two words, from `from` on, which is a multiple of four of them
+  // and `skew` behind it: the two taps of two neighbouring pixels, two elements apart.
+  static __device__ __forceinline__ void load_together(std::uint32_t (&to)[4], const unsigned char* from, std::uint32_t skew) {
+    if constexpr (kSize == 4) {
+      const float* const at = reinterpret_cast<const float*>(from);
+      float4 v;
+      if (skew == 0) {
+        v = *reinterpret_cast<const float4*>(at);
+      } else if (skew == 1) {
+        const float4 low = *reinterpret_cast<const float4*>(at);
+        v = {low.y, low.z, low.w, at[4]};
+      } else if (skew == 2) {
+        const float2 low = *reinterpret_cast<const float2*>(at + 2), high = *reinterpret_cast<const float2*>(at + 4);
+        v = {low.x, low.y, high.x, high.y};
+      } else {
+        const float4 high = *reinterpret_cast<const float4*>(at + 4);
+        v = {at[3], high.x, high.y, high.z};
+      }
+      to[0] = to_tf32(v.x), to[1] = to_tf32(v.z), to[2] = to_tf32(v.y), to[3] = to_tf32(v.w);
+    } else {
+      const std::uint32_t* const at = reinterpret_cast<const std::uint32_t*>(from);
+      if (skew == 0) {
+        const uint2 both = *reinterpret_cast<const uint2*>(at);
+        to[0] = both.x, to[1] = both.y;
+      } else if (skew == 1) {
+        const uint2 low = *reinterpret_cast<const uint2*>(at);
+        to[0] = __funnelshift_r(low.x, low.y, 16), to[1] = __funnelshift_r(low.y, at[2], 16);
+      } else if (skew == 2) {
+        to[0] = at[1], to[1] = at[2];
+      } else {
+        const uint2 high = *reinterpret_cast<const uint2*>(at + 2);
+        to[0] = __funnelshift_r(at[1], high.x, 16), to[1] = __funnelshift_r(high.x, high.y, 16);
+      }
+    }
+  }
+
+  // The two taps of one pixel: rows number `half` of a product.
+  __device__ __forceinline__ void load_pair(std::uint32_t& low, std::uint32_t& high, const unsigned char* at, InputEntry entry,
+                                            bool joined) const {
+    const std::uint32_t a = std::uint32_t(entry.a) * kSize, b = std::uint32_t(entry.b) * kSize;
+    if constexpr (kSize == 4) {
+      if (joined) {
+        const float2 pair = *reinterpret_cast<const float2*>(at + a);
+        low = to_tf32(pair.x), high = to_tf32(pair.y);
+      } else {
+        low = to_tf32(*reinterpret_cast<const float*>(at + a)), high = to_tf32(*reinterpret_cast<const float*>(at + b));
+      }
+    } else {
+      if (joined) {
+        low = *reinterpret_cast<const std::uint32_t*>(at + a);
+      } else {
+        low = std::uint32_t(*reinterpret_cast<const std::uint16_t*>(at + b)) << 16;
+        low |= *reinterpret_cast<const std::uint16_t*>(at + a);
+      }
+    }
+  }
+
+  // A lane's rows of one step, of one product: `from` is where the chunk begins, `own` what the lane adds.
   __device__ __forceinline__ void load_rows(std::uint32_t (&rows)[4], const unsigned char* from, const std::int32_t (&own)[2],
                                             std::int32_t step) const {
 #pragma unroll
     for (int v = 0; v < kEntries; ++v) {
       const InputEntry entry = job.offsets[step * kEntries + v];
-      const unsigned char* const at = from + std::uint32_t(entry.a) * kSize;
-      if constexpr (kSize == 4) {
-        if (job.reads == InputReads::kVectors) {
-          const float4 both = *reinterpret_cast<const float4*>(at + own[0]);
-          rows[0] = to_tf32(both.x), rows[1] = to_tf32(both.z), rows[2] = to_tf32(both.y), rows[3] = to_tf32(both.w);
-          continue;
-        }
+      const bool neighbours = entry.b == entry.a + 1;
+      if (job.paired && neighbours) {
+        std::uint32_t four[4];
+        const std::uint32_t skew = entry.a % 4u;
+        load_together(four, from + own[0] + (entry.a - skew) * kSize, skew);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (job.reads == InputReads::kPairs) {
-            const float2 pair = *reinterpret_cast<const float2*>(at + own[half]);
-            rows[half] = to_tf32(pair.x), rows[half + 2] = to_tf32(pair.y);
-          } else {
-            rows[half] = to_tf32(*reinterpret_cast<const float*>(at + own[half]));
-            rows[half + 2] = to_tf32(*reinterpret_cast<const float*>(from + std::uint32_t(entry.b) * kSize + own[half]));
-          }
-        }
-      } else {
-        if (job.reads == InputReads::kVectors) {
-          const uint2 both = *reinterpret_cast<const uint2*>(at + own[0]);
-          rows[2 * v] = both.x, rows[2 * v + 1] = both.y;
-          continue;
-        }
+        for (int i = 0; i < kSize; ++i) rows[2 * v + i] = four[i];  // four words of float32, two of 16 bits
+        continue;
+      }
+      const bool joined = job.even && neighbours && entry.a % 2u == 0;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (job.reads == InputReads::kPairs) {
-            rows[2 * v + half] = *reinterpret_cast<const std::uint32_t*>(at + own[half]);
-          } else {
-            const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at + own[half]);
-            const unsigned char* const other = from + std::uint32_t(entry.b) * kSize + own[half];
-            rows[2 * v + half] = low | std::uint32_t(*reinterpret_cast<const std::uint16_t*>(other)) << 16;
-          }
-        }
+      for (int half = 0; half < 2; ++half) {
+        const unsigned char* const at = from + own[half];
+        load_pair(rows[kSize == 4 ? half : 2 * v + half], rows[kSize == 4 ? half + 2 : 2 * v + half], at, entry, joined);
       }
     }
   }
@@ -198,7 +248,7 @@ struct InputBlock {
         std::int32_t row = pixel.n;
 #pragma unroll
         for (int j = 0; j < 2; ++j) row = row * std::int32_t(job.axis[j].extent.value) + pixel.at[j] * job.axis[j].stride;
-        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride + job.skew) * kSize +
+        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride) * kSize +
                        std::int32_t(threadIdx.x) % 4 * job.pitch;
       }
     }
@@ -306,14 +356,14 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   const InputBlock<Value, Tile> block{job, shared, memory, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kThreads) {
-    give_registers_back<72>();
+    give_registers_back<96>();
     if (threadIdx.x < Tile::kThreads + Tile::kLoaders) {
       block.copy_all_patches(y);
     } else if (threadIdx.x == Tile::kThreads + Tile::kLoaders) {
       block.copy_weights(packed);
     }
   } else {
-    take_registers<216>();
+    take_registers<208>();
     block.compute(x, partial);
   }
 #endif

@@ -155,11 +155,9 @@ class InputPlanner {
   // How taps are read, from which pitch of channels, and how many channels are a chunk.
   bool chunks() {
     InputJob& job = plan_.job;
-    const bool paired = p_.kernel_w % 2 == 0 && p_.dilation_w == 1 && p_.stride_w % 2 == 0 && job.skew % 2 == 0;
-    const bool vectors = paired && p_.kernel_w == 2 && p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0 && job.skew % 4 == 0;
-    job.reads = vectors ? InputReads::kVectors : paired ? InputReads::kPairs : InputReads::kSingles;
-    const int pair_words = element_ == 4 ? 2 : 1;
-    const int width = vectors ? 2 * pair_words : paired ? pair_words : 1;
+    job.paired = p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0, job.even = p_.stride_w % 2 == 0;
+    const bool pairs = p_.dilation_w == 1 && p_.kernel_w > 1;
+    const int width = job.paired && pairs ? int(element_) : job.even && pairs && element_ == 4 ? 2 : 1;
     std::int64_t best = 0;
     int least = 1 << 30;
     for (std::int64_t more = 0; more < 8; ++more) {
@@ -189,7 +187,7 @@ class InputPlanner {
       for (std::int64_t tap = 0; tap < kernel_taps(p_); ++tap, ++number) {
         const std::int64_t kw = tap % p_.kernel_w, kh = tap / p_.kernel_w % p_.kernel_h, kd = tap / p_.kernel_w / p_.kernel_h;
         const std::int64_t row = kd * p_.dilation_d * job.axis[1].extent.value + kh * p_.dilation_h;
-        const std::int64_t offset = quad * 4 * job.pitch / element_ + row * job.span + kw * p_.dilation_w;
+        const std::int64_t offset = quad * 4 * job.pitch / element_ + row * job.span + kw * p_.dilation_w + job.skew;
         InputEntry &to = job.offsets[number / 2], &from = job.sources[number / 2];
         (number % 2 == 0 ? to.a : to.b) = std::uint16_t(offset);
         (number % 2 == 0 ? from.a : from.b) = std::uint16_t(quad * kernel_taps(p_) + tap);
