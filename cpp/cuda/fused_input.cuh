@@ -49,17 +49,32 @@ struct InputJob {
   bool resident;                    // the buffers hold all weights of a tile, and a block keeps its channels
   bool wide;                        // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
-  InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
+  alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
   InputEntry sources[kMostInputEntries];  // group of four channels * taps + tap
 };
 static_assert(sizeof(InputJob) <= 4000, "with the pointers it is the arguments of a launch");
 
-template <int kM_, int kN8_, int kTurn_>
-struct InputTile {
-  static constexpr int kM = kM_, kN8 = kN8_, kTurn = kTurn_;  // kTurn: steps whose pixels are read at a time
-  static constexpr int kPixels = 128 * kM, kChannels = 8 * kN8;
-  static constexpr int kThreads = 256, kLoaders = 96, kBlockThreads = 384;
-  static constexpr int kStepWords = 2 * kChannels;  // of 16 bytes, of weights
+// What the sums of a block are of.
+template <int kM_, int kN8_>
+struct InputShape {
+  static constexpr int kM = kM_, kN8 = kN8_, kPixels = 128 * kM, kChannels = 8 * kN8, kThreads = 256;
+};
+
+// How lanes read the taps of an entry: four elements from a multiple of four on, which are its two taps of two neighbouring
+// pixels; two entries at a time, which are four taps in a row, the first of them one element in front of such a multiple; or as
+// each entry needs it.
+enum class InputReads : std::int32_t { kFours, kRows, kAny };
+
+template <int kM_, int kN8_, int kTurn_, InputReads kReads_>
+struct InputTile : InputShape<kM_, kN8_> {
+  static constexpr int kTurn = kTurn_;  // steps whose pixels are read at a time
+  static constexpr InputReads kReads = kReads_;
+  static constexpr int kLoaders = 96, kBlockThreads = 384;
+  static constexpr int kStepWords = 16 * kN8_;  // of 16 bytes, of weights
+  // Warpgroups share the registers that the launch gave them, multiples of 8 a thread; asking for more waits forever.
+  static constexpr int kLaunchRegisters = 65536 / kBlockThreads / 8 * 8;
+  static constexpr int kLoadRegisters = 88, kMultiplyRegisters = 208;
+  static_assert(2 * kMultiplyRegisters + kLoadRegisters <= 3 * kLaunchRegisters, "registers of three warpgroups");
 };
 
 // The box, channels and part of the reduction of one tile.
@@ -96,9 +111,9 @@ UPFOLD_DEVICE InputPixel input_pixel(const InputJob& job, std::int32_t number) {
 }
 
 // The first of the two neighbouring pixels that thread `thread` owns in product i: rows lane / 4 and the eighth behind it.
-template <typename Tile>
+template <typename Shape>
 UPFOLD_DEVICE std::int32_t input_pixel_of(std::int32_t thread, int i) {
-  return thread / 128 * 64 * Tile::kM + i * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 * 2;
+  return thread / 128 * 64 * Shape::kM + i * 64 + thread / 32 % 4 * 16 + thread % 32 / 4 * 2;
 }
 
 }  // namespace upfold::cuda

@@ -156,7 +156,9 @@ struct InputBlock {
 
   // Four neighbouring elements of one row, of TF32 or as halves of two words, from `from` on, which is a multiple of four of them
   // and `skew` behind it: the two taps of two neighbouring pixels, two elements apart.
-  static __device__ __forceinline__ void load_together(std::uint32_t (&to)[4], const unsigned char* from, std::uint32_t skew) {
+  static __device__ __forceinline__ void load_four(std::uint32_t (&rows)[4], int v, const unsigned char* from,
+                                                   std::uint32_t skew) {
+    std::uint32_t* const to = rows + (kSize == 4 ? 0 : 2 * v);
     if constexpr (kSize == 4) {
       const float* const at = reinterpret_cast<const float*>(from);
       float4 v;
@@ -190,47 +192,81 @@ struct InputBlock {
     }
   }
 
-  // The two taps of one pixel: rows number `half` of a product.
-  __device__ __forceinline__ void load_pair(std::uint32_t& low, std::uint32_t& high, const unsigned char* at, InputEntry entry,
-                                            bool joined) const {
-    const std::uint32_t a = std::uint32_t(entry.a) * kSize, b = std::uint32_t(entry.b) * kSize;
+  // Four taps in a row, of two neighbouring pixels: eight elements, of which the first three and the last one are not read; rows
+  // of two entries, which are two steps of float32 or one of 16 bits.
+  static __device__ __forceinline__ void load_row(std::uint32_t (&first)[4], std::uint32_t (&second)[4],
+                                                  const unsigned char* from) {
     if constexpr (kSize == 4) {
-      if (joined) {
-        const float2 pair = *reinterpret_cast<const float2*>(at + a);
-        low = to_tf32(pair.x), high = to_tf32(pair.y);
-      } else {
-        low = to_tf32(*reinterpret_cast<const float*>(at + a)), high = to_tf32(*reinterpret_cast<const float*>(at + b));
-      }
+      const float* const at = reinterpret_cast<const float*>(from);
+      const float4 v = *reinterpret_cast<const float4*>(at + 4);
+      first[0] = to_tf32(at[3]), first[2] = to_tf32(v.x), first[1] = second[0] = to_tf32(v.y);
+      first[3] = second[2] = to_tf32(v.z), second[1] = to_tf32(v.w), second[3] = to_tf32(at[8]);
     } else {
-      if (joined) {
-        low = *reinterpret_cast<const std::uint32_t*>(at + a);
+      const std::uint32_t* const at = reinterpret_cast<const std::uint32_t*>(from);
+      const uint2 v = *reinterpret_cast<const uint2*>(at + 2);
+      first[0] = __funnelshift_r(at[1], v.x, 16), first[1] = first[2] = __funnelshift_r(v.x, v.y, 16);
+      first[3] = __funnelshift_r(v.y, at[4], 16);
+    }
+  }
+
+  // The two taps of each pixel on their own.
+  __device__ __forceinline__ void load_apart(std::uint32_t (&rows)[4], int v, const unsigned char* from,
+                                             const std::int32_t (&own)[2], InputEntry entry) const {
+    const bool joined = job.even && entry.b == entry.a + 1 && entry.a % 2u == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned char *const a = from + own[half] + entry.a * std::uint32_t(kSize), *b = a + (entry.b - entry.a) * kSize;
+      if constexpr (kSize == 4) {
+        if (joined) {
+          const float2 pair = *reinterpret_cast<const float2*>(a);
+          rows[half] = to_tf32(pair.x), rows[half + 2] = to_tf32(pair.y);
+        } else {
+          rows[half] = to_tf32(*reinterpret_cast<const float*>(a)), rows[half + 2] = to_tf32(*reinterpret_cast<const float*>(b));
+        }
       } else {
-        low = std::uint32_t(*reinterpret_cast<const std::uint16_t*>(at + b)) << 16;
-        low |= *reinterpret_cast<const std::uint16_t*>(at + a);
+        if (joined) {
+          rows[2 * v + half] = *reinterpret_cast<const std::uint32_t*>(a);
+        } else {
+          rows[2 * v + half] = *reinterpret_cast<const std::uint16_t*>(a);
+          rows[2 * v + half] |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(b)) << 16;
+        }
       }
     }
   }
 
-  // A lane's rows of one step, of one product: `from` is where the chunk begins, `own` what the lane adds.
-  __device__ __forceinline__ void load_rows(std::uint32_t (&rows)[4], const unsigned char* from, const std::int32_t (&own)[2],
+  using Entries = InputEntry[Tile::kTurn * kEntries];
+  // Those of a turn, as vectors of the launch's arguments.
+  __device__ __forceinline__ void entries_of(Entries& to, std::int32_t step) const {
+    constexpr int kTogether = Tile::kTurn * kEntries % 4 == 0 ? 4 : Tile::kTurn * kEntries % 2 == 0 ? 2 : 1;
+    const InputEntry* const from = job.offsets + step * kEntries;
+#pragma unroll
+    for (int i = 0; i < Tile::kTurn * kEntries; i += kTogether) {
+      if constexpr (kTogether == 4) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+      if constexpr (kTogether == 2) *reinterpret_cast<uint2*>(to + i) = *reinterpret_cast<const uint2*>(from + i);
+      if constexpr (kTogether == 1) to[i] = from[i];
+    }
+  }
+
+  // A lane's rows of one turn: `from` is where the chunk begins, `own` what the lane adds.
+  __device__ __forceinline__ void load_rows(Rows& rows, const unsigned char* from, const std::int32_t (&own)[Tile::kM][2],
                                             std::int32_t step) const {
+    alignas(16) Entries entries;
+    entries_of(entries, step);
 #pragma unroll
-    for (int v = 0; v < kEntries; ++v) {
-      const InputEntry entry = job.offsets[step * kEntries + v];
-      const bool neighbours = entry.b == entry.a + 1;
-      if (job.paired && neighbours) {
-        std::uint32_t four[4];
-        const std::uint32_t skew = entry.a % 4u;
-        load_together(four, from + own[0] + (entry.a - skew) * kSize, skew);
+    for (int i = 0; i < Tile::kM; ++i) {
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) rows[2 * v + i] = four[i];  // four words of float32, two of 16 bits
-        continue;
-      }
-      const bool joined = job.even && neighbours && entry.a % 2u == 0;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const unsigned char* const at = from + own[half];
-        load_pair(rows[kSize == 4 ? half : 2 * v + half], rows[kSize == 4 ? half + 2 : 2 * v + half], at, entry, joined);
+      for (int e = 0; e < Tile::kTurn * kEntries; ++e) {
+        std::uint32_t(&to)[4] = rows[e / kEntries][i];
+        const unsigned char* const at = from + own[i][0] + entries[e].a * std::uint32_t(kSize);
+        if constexpr (Tile::kReads == InputReads::kFours) {
+          load_four(to, e % kEntries, at, 0);
+        } else if constexpr (Tile::kReads == InputReads::kRows) {
+          if (e % 2 == 0) load_row(to, rows[(e + 1) / kEntries][i], at - 3 * kSize);
+        } else if (job.paired && entries[e].b == entries[e].a + 1) {
+          load_four(to, e % kEntries, at - entries[e].a % 4u * kSize, entries[e].a % 4u);
+        } else {
+          load_apart(to, e % kEntries, from, own[i], entries[e]);
+        }
       }
     }
   }
@@ -265,24 +301,20 @@ struct InputBlock {
   // The sums of a tile: the rows of one turn are read while those of the turn before are multiplied.
   __device__ __forceinline__ void accumulate(const InputPlace& place, const std::int32_t (&own)[Tile::kM][2], Progress& at,
                                              Sums& sums) const {
-    const std::uint64_t b_first = matrix_descriptor(0, 8, 16);
+    constexpr std::uint64_t kHigh = std::uint64_t(16) << 32;  // matrix_descriptor(at, 8, 16) beside the address
+    constexpr std::uint32_t kLow = 8 << 16;
     std::int32_t turns = place.chunks * (job.steps / Tile::kTurn), loaded = 0, multiplied = 0;
-    std::uint64_t b = 0;
-    std::uint32_t used = 0;  // barrier of the weights that the products before read; 0: none, or released
+    std::uint32_t b = 0, used = 0;  // used: barrier of the weights that the products before read; 0: none, or released
     Rows rows[2];
+    const unsigned char* from = raw(at.buffer.at);
     const auto load = [&](Rows& to) {
       if (loaded == 0) barrier_wait(address(shared.raw_full[at.buffer.at]), at.buffer.parity);
-      const unsigned char* const from = raw(at.buffer.at);
-#pragma unroll
-      for (int k = 0; k < Tile::kTurn; ++k) {
-#pragma unroll
-        for (int i = 0; i < Tile::kM; ++i) load_rows(to[k][i], from, own[i], loaded + k);
-      }
+      load_rows(to, from, own, loaded);
       loaded += Tile::kTurn;
       if (loaded < job.steps) return;
       __syncwarp();  // everyone has read the chunk
       arrive(address(shared.raw_empty[at.buffer.at]));
-      loaded = 0, at.buffer.next();
+      loaded = 0, at.buffer.next(), from = raw(at.buffer.at);
     };
     load(rows[0]);
 #pragma unroll 1
@@ -292,14 +324,14 @@ struct InputBlock {
         if (odd == 1 && turns == 0) continue;
         if (multiplied == 0) {
           barrier_wait(address(shared.weight_full[at.stage.at]), at.stage.parity);
-          b = b_first + shared_address(weight(at.stage.at)) / 16;
+          b = kLow + shared_address(weight(at.stage.at)) / 16;
         }
         warpgroup_begin();
 #pragma unroll
         for (int k = 0; k < Tile::kTurn; ++k) {
 #pragma unroll
           for (int i = 0; i < Tile::kM; ++i)
-            WarpgroupRows<Value, Tile::kN8, 0>::add(sums[i], rows[odd][k][i], b + std::uint32_t(k * Tile::kStepWords));
+            WarpgroupRows<Value, Tile::kN8, 0>::add(sums[i], rows[odd][k][i], kHigh | (b + std::uint32_t(k * Tile::kStepWords)));
         }
         warpgroup_commit();
         b += std::uint32_t(Tile::kTurn * Tile::kStepWords), multiplied += Tile::kTurn, --turns;
@@ -356,14 +388,14 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   const InputBlock<Value, Tile> block{job, shared, memory, tiles};
   block.make_barriers();
   if (threadIdx.x >= Tile::kThreads) {
-    give_registers_back<96>();
+    give_registers_back<Tile::kLoadRegisters>();
     if (threadIdx.x < Tile::kThreads + Tile::kLoaders) {
       block.copy_all_patches(y);
     } else if (threadIdx.x == Tile::kThreads + Tile::kLoaders) {
       block.copy_weights(packed);
     }
   } else {
-    take_registers<208>();
+    take_registers<Tile::kMultiplyRegisters>();
     block.compute(x, partial);
   }
 #endif

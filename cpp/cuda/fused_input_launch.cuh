@@ -4,22 +4,36 @@
 
 #include "fused_input_kernel.cuh"
 
-// The tiles: kM, kN8, kTurn.
-#define UPFOLD_INPUT_TILES(DO, Value) \
-  DO(0, Value, 1, 32, 1)              \
-  DO(1, Value, 2, 16, 1)              \
-  DO(2, Value, 1, 16, 2)              \
-  DO(3, Value, 2, 8, 2)
+// The tiles: kM, kN8, kTurn, kReads.
+#define UPFOLD_INPUT_TILES(DO, Value)           \
+  DO(0, Value, 1, 32, 4, InputReads::kFours)    \
+  DO(1, Value, 2, 16, 2, InputReads::kFours)    \
+  DO(2, Value, 1, 16, 4, InputReads::kFours)    \
+  DO(3, Value, 2, 8, 4, InputReads::kFours)     \
+  DO(4, Value, 1, 32, 4, InputReads::kRows)     \
+  DO(5, Value, 2, 16, 2, InputReads::kRows)     \
+  DO(6, Value, 1, 16, 4, InputReads::kRows)     \
+  DO(7, Value, 2, 8, 4, InputReads::kRows)      \
+  DO(8, Value, 1, 32, 2, InputReads::kAny)      \
+  DO(9, Value, 2, 16, 1, InputReads::kAny)      \
+  DO(10, Value, 1, 16, 2, InputReads::kAny)     \
+  DO(11, Value, 2, 8, 1, InputReads::kAny)
 
-#define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                                                                        \
-  template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>(                                              \
-      const __grid_constant__ InputJob, std::uint32_t, const Value*, const uint4*, Value*, float4*);                       \
-  template __global__ void fused_input_reduce_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob,      \
-                                                                                    const float4*, Value*);                \
-  template __global__ void fused_input_pack_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob,        \
-                                                                                  std::int32_t, const Value*, uint4*);
+#define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                           \
+  template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>( \
+      const __grid_constant__ InputJob, std::uint32_t, const Value*, const uint4*, Value*, float4*);
+#define UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, ...)                                    \
+  template __global__ void fused_input_reduce_kernel<Value, InputShape<__VA_ARGS__>>( \
+      const __grid_constant__ InputJob, const float4*, Value*);
 // In namespace upfold::cuda, once for each type.
-#define UPFOLD_INSTANTIATE_INPUTS(Value) UPFOLD_INPUT_TILES(UPFOLD_INSTANTIATE_INPUT, Value)
+#define UPFOLD_INSTANTIATE_INPUTS(Value)                                                                                  \
+  UPFOLD_INPUT_TILES(UPFOLD_INSTANTIATE_INPUT, Value)                                                                     \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 32)                                                                            \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 16)                                                                            \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 16)                                                                            \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 8)                                                                             \
+  template __global__ void fused_input_pack_kernel<Value>(const __grid_constant__ InputJob, std::int32_t, std::int32_t,   \
+                                                          const Value*, uint4*);
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
@@ -36,7 +50,7 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   auto* const partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_bytes);
   InputJob job = plan.job;
   job.wide = job.wide && reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(Value)) == 0;
-  launch_grid("fused", fused_input_pack_kernel<Value, Tile>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job,
+  launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job, Tile::kN8,
               plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
@@ -46,7 +60,7 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
               Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, true}, job, plan.blocks, y, packed, x,
               partial);
   if (job.splits.value == 1) return;
-  launch_kernel("fused", fused_input_reduce_kernel<Value, Tile>, launch,
+  launch_kernel("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
                 plan.blocks / job.splits.value * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, job, partial, x);
 }
 
@@ -62,7 +76,7 @@ void run_input(const Launch& launch, const InputPlan& plan, const FusedInputOper
 template <typename Value>
 bool has_input_kernels() {
   cudaFuncAttributes found;
-  const auto kernel = fused_input_kernel<Value, InputTile<1, 32, 1>>;
+  const auto kernel = fused_input_kernel<Value, InputTile<1, 32, 4, InputReads::kFours>>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
   return found.sharedSizeBytes > 0;
 }

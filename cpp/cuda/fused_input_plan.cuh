@@ -157,6 +157,8 @@ class InputPlanner {
     InputJob& job = plan_.job;
     job.paired = p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0, job.even = p_.stride_w % 2 == 0;
     const bool pairs = p_.dilation_w == 1 && p_.kernel_w > 1;
+    if (tile_.reads == InputReads::kFours && (!job.paired || !pairs || p_.kernel_w != 2 || job.skew % 4 != 0)) return false;
+    if (tile_.reads == InputReads::kRows && (!job.paired || !pairs || p_.kernel_w % 4 != 0 || job.skew % 4 != 3)) return false;
     const int width = job.paired && pairs ? int(element_) : job.even && pairs && element_ == 4 ? 2 : 1;
     std::int64_t best = 0;
     int least = 1 << 30;
@@ -219,7 +221,7 @@ class InputPlanner {
       }
       const std::int64_t stages = job.split_chunks * job.steps / stage;
       if (resident && stages > kMostInputBuffers) continue;
-      const std::int64_t some = std::max<std::int64_t>(2, kInputWeightBytes / (stage * step_bytes));
+      const std::int64_t some = std::max<std::int64_t>(2, ceil_div(kInputWeightBytes, stage * step_bytes));
       job.resident = resident, job.stage_steps = std::int32_t(stage);
       job.weight_buffers = std::int32_t(resident ? stages : std::min<std::int64_t>({some, stages + 1, kMostInputBuffers}));
       const std::int64_t left = most_shared_ - job.weight_buffers * stage * step_bytes;

@@ -9,6 +9,7 @@ namespace upfold::cuda {
 
 struct InputTileSize {
   int pixels, channels, turn;
+  InputReads reads;
 };
 
 struct InputPlan {

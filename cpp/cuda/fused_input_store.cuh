@@ -31,11 +31,11 @@ UPFOLD_DEVICE std::int64_t input_offset(const InputJob& job, const InputPlace& p
 }
 
 // A thread's sums of product i, from column tile kFirst on: columns 2 * (lane % 4) and the next one of two neighbouring pixels.
-template <typename Value, typename Tile, int kCount>
+template <typename Value, typename Shape, int kCount>
 UPFOLD_DEVICE void store_input(const InputJob& job, const InputPlace& place, Value* x, int i, int first_column,
                                const float (&sums)[kCount][4]) {
-  const std::int32_t thread = std::int32_t(threadIdx.x), number = input_pixel_of<Tile>(thread, i);
-  const std::int32_t channel = place.channel_tile * Tile::kChannels + first_column * 8 + thread % 4 * 2;
+  const std::int32_t thread = std::int32_t(threadIdx.x), number = input_pixel_of<Shape>(thread, i);
+  const std::int32_t channel = place.channel_tile * Shape::kChannels + first_column * 8 + thread % 4 * 2;
   const std::int32_t left = job.ic - channel;
   Value* const base = x + (std::int64_t(place.group) * job.ic + channel) * job.x_c;
   if (job.wide) {
@@ -63,21 +63,21 @@ UPFOLD_DEVICE void store_input(const InputJob& job, const InputPlace& place, Val
 }
 
 // A block sums the parts of one column tile of one product of a tile, in their order, and stores it.
-template <typename Value, typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads)
+template <typename Value, typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
     fused_input_reduce_kernel(const __grid_constant__ InputJob job, const float4* __restrict__ partial, Value* __restrict__ x) {
-  constexpr std::uint32_t kColumns = Tile::kM * Tile::kN8, kVectors = kColumns * Tile::kThreads;
+  constexpr std::uint32_t kColumns = Shape::kM * Shape::kN8, kVectors = kColumns * Shape::kThreads;
   const std::uint32_t sum = blockIdx.x % kColumns, without_split = blockIdx.x / kColumns;
   // Tiles are numbered by channels, then parts of the reduction, then the rest.
   const std::uint32_t rest = divide(job.channel_tiles, without_split);
   const std::uint32_t tile = rest * job.splits.value * job.channel_tiles.value + (without_split - rest * job.channel_tiles.value);
-  const float4* from = partial + std::int64_t(tile) * kVectors + sum * Tile::kThreads + threadIdx.x;
+  const float4* from = partial + std::int64_t(tile) * kVectors + sum * Shape::kThreads + threadIdx.x;
   float total[1][4] = {};
   for (std::uint32_t i = 0; i < job.splits.value; ++i, from += std::int64_t(job.channel_tiles.value) * kVectors) {
     const float4 part = *from;
     total[0][0] += part.x, total[0][1] += part.y, total[0][2] += part.z, total[0][3] += part.w;
   }
-  store_input<Value, Tile>(job, input_place(job, tile), x, int(sum / Tile::kN8), int(sum % Tile::kN8), total);
+  store_input<Value, Shape>(job, input_place(job, tile), x, int(sum / Shape::kN8), int(sum % Shape::kN8), total);
 }
 
 UPFOLD_DEVICE std::uint32_t input_word(float v, float) { return to_tf32(v); }
@@ -88,10 +88,10 @@ UPFOLD_DEVICE std::uint32_t input_word(Value low, Value high) {
 
 // packed[group][channel_tile][chunk][step][group of 8 channels][2 vectors][channel][16 bytes]: a block lays out some chunks of
 // eight input channels, whose taps lie side by side in w, by way of shared memory, `pitch` elements for each.
-template <typename Value, typename Tile>
+template <typename Value>
 __global__ void __launch_bounds__(256)
-    fused_input_pack_kernel(const __grid_constant__ InputJob job, std::int32_t pitch, const Value* __restrict__ w,
-                            uint4* __restrict__ packed) {
+    fused_input_pack_kernel(const __grid_constant__ InputJob job, std::int32_t groups_of_8, std::int32_t pitch,
+                            const Value* __restrict__ w, uint4* __restrict__ packed) {
   let_next_begin();
   constexpr int kEntries = 4 / int(sizeof(Value));
   extern __shared__ uint4 memory[];
@@ -100,10 +100,10 @@ __global__ void __launch_bounds__(256)
   const std::int32_t first_chunk = std::int32_t(blockIdx.x) % blocks * job.pack_chunks;
   const std::int32_t left = job.chunks - first_chunk, chunks = left < job.pack_chunks ? left : job.pack_chunks;
   std::uint32_t rest = blockIdx.x / std::uint32_t(blocks);
-  const std::int32_t own = std::int32_t(rest % Tile::kN8);
-  rest /= Tile::kN8;
+  const std::int32_t own = std::int32_t(rest) % groups_of_8;
+  rest /= std::uint32_t(groups_of_8);
   const std::int32_t channel_tile = std::int32_t(rest % job.channel_tiles.value);
-  const std::int32_t group = std::int32_t(rest / job.channel_tiles.value), first_channel = (channel_tile * Tile::kN8 + own) * 8;
+  const std::int32_t group = std::int32_t(rest / job.channel_tiles.value), first_channel = (channel_tile * groups_of_8 + own) * 8;
   const std::int32_t run = job.chunk_channels * std::int32_t(job.taps.value);
   {
     const std::int32_t row = std::int32_t(threadIdx.x) / 32, ic = first_channel + row;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(256)
     }
   }
   __syncthreads();  // the taps are there
-  uint4* const to = packed + ((std::int64_t(rest) * job.chunks + first_chunk) * job.steps * Tile::kN8 + own) * 16;
+  uint4* const to = packed + ((std::int64_t(rest) * job.chunks + first_chunk) * job.steps * groups_of_8 + own) * 16;
   const std::int32_t taps = std::int32_t(job.taps.value);
   for (std::int32_t i = std::int32_t(threadIdx.x); i < chunks * job.steps * 16; i += 256) {
     const std::int32_t row = i % 8, vector = i / 8 % 2, step = i / 16 % job.steps, chunk = i / 16 / job.steps;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(256)
     };
     const Value* const a = tap_of(kEntries == 2 || vector == 0 ? entry.a : entry.b);
     const Value* const b = kEntries == 2 ? tap_of(entry.b) : a;
-    to[std::int64_t(i / 16) * (2 * Tile::kChannels) + i % 16] = {input_word(a[0], b[0]), input_word(a[taps], b[taps]),
+    to[std::int64_t(i / 16) * (16 * groups_of_8) + i % 16] = {input_word(a[0], b[0]), input_word(a[taps], b[taps]),
                                                                  input_word(a[2 * taps], b[2 * taps]),
                                                                  input_word(a[3 * taps], b[3 * taps])};
   }
