@@ -44,8 +44,6 @@ struct InputJob {
   std::int32_t grain, columns, skew;
   std::int32_t span, pitch;         // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
-  bool paired;                      // a stride of 2, and neighbouring pixels of a tile lie in one row
-  bool even;                        // an even stride: pairs at even offsets are aligned
   bool resident;                    // the buffers hold all weights of a tile, and a block keeps its channels
   bool wide;                        // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
@@ -60,10 +58,10 @@ struct InputShape {
   static constexpr int kM = kM_, kN8 = kN8_, kPixels = 128 * kM, kChannels = 8 * kN8, kThreads = 256;
 };
 
-// How lanes read the taps of an entry: four elements from a multiple of four on, which are its two taps of two neighbouring
-// pixels; two entries at a time, which are four taps in a row, the first of them one element in front of such a multiple; or as
-// each entry needs it.
-enum class InputReads : std::int32_t { kFours, kRows, kAny };
+// How lanes read taps, of two neighbouring pixels: where their stride is 2, as four elements from a multiple of four on, which
+// are two taps of both; as rows of four taps, or of three, of which the first lies one element in front of such a multiple; and
+// for any stride the two taps of an entry as one aligned vector of each pixel, or one by one.
+enum class InputReads : std::int32_t { kFours, kRows, kThrees, kPairs, kSingles };
 
 template <int kM_, int kN8_, int kTurn_, InputReads kReads_>
 struct InputTile : InputShape<kM_, kN8_> {

@@ -154,83 +154,75 @@ struct InputBlock {
     copy_patches_of<4>(y);
   }
 
-  // Four neighbouring elements of one row, of TF32 or as halves of two words, from `from` on, which is a multiple of four of them
-  // and `skew` behind it: the two taps of two neighbouring pixels, two elements apart.
-  static __device__ __forceinline__ void load_four(std::uint32_t (&rows)[4], int v, const unsigned char* from,
-                                                   std::uint32_t skew) {
-    std::uint32_t* const to = rows + (kSize == 4 ? 0 : 2 * v);
+  static __device__ __forceinline__ std::uint32_t element(const unsigned char* at) {
+    if constexpr (kSize == 4) return to_tf32(*reinterpret_cast<const float*>(at));
+    return *reinterpret_cast<const std::uint16_t*>(at);
+  }
+  static __device__ __forceinline__ std::uint32_t word(const unsigned char* at) {
+    return *reinterpret_cast<const std::uint32_t*>(at);
+  }
+  static __device__ __forceinline__ uint2 words(const unsigned char* at) { return *reinterpret_cast<const uint2*>(at); }
+  static __device__ __forceinline__ float4 elements(const unsigned char* at) { return *reinterpret_cast<const float4*>(at); }
+  // Halves of two words: the high one of the first and the low one of the second; the high ones of both.
+  static __device__ __forceinline__ std::uint32_t across(std::uint32_t a, std::uint32_t b) { return __funnelshift_r(a, b, 16); }
+  static __device__ __forceinline__ std::uint32_t highs(std::uint32_t a, std::uint32_t b) {
+    return (a >> 16) | (b & 0xffff0000u);
+  }
+
+  // The functions below read the taps of two neighbouring pixels. Rows of float32 are a step of two taps: {tap 0 of both, tap 1
+  // of both}; of 16 bits a step of four: {taps 0 and 1 of both, taps 2 and 3 of both}.
+  using Step = std::uint32_t[4];
+
+  // Two taps, an aligned vector of both pixels.
+  static __device__ __forceinline__ void load_four(Step& to, int v, const unsigned char* at) {
     if constexpr (kSize == 4) {
-      const float* const at = reinterpret_cast<const float*>(from);
-      float4 v;
-      if (skew == 0) {
-        v = *reinterpret_cast<const float4*>(at);
-      } else if (skew == 1) {
-        const float4 low = *reinterpret_cast<const float4*>(at);
-        v = {low.y, low.z, low.w, at[4]};
-      } else if (skew == 2) {
-        const float2 low = *reinterpret_cast<const float2*>(at + 2), high = *reinterpret_cast<const float2*>(at + 4);
-        v = {low.x, low.y, high.x, high.y};
-      } else {
-        const float4 high = *reinterpret_cast<const float4*>(at + 4);
-        v = {at[3], high.x, high.y, high.z};
-      }
-      to[0] = to_tf32(v.x), to[1] = to_tf32(v.z), to[2] = to_tf32(v.y), to[3] = to_tf32(v.w);
+      const float4 both = elements(at);
+      to[0] = to_tf32(both.x), to[2] = to_tf32(both.y), to[1] = to_tf32(both.z), to[3] = to_tf32(both.w);
     } else {
-      const std::uint32_t* const at = reinterpret_cast<const std::uint32_t*>(from);
-      if (skew == 0) {
-        const uint2 both = *reinterpret_cast<const uint2*>(at);
-        to[0] = both.x, to[1] = both.y;
-      } else if (skew == 1) {
-        const uint2 low = *reinterpret_cast<const uint2*>(at);
-        to[0] = __funnelshift_r(low.x, low.y, 16), to[1] = __funnelshift_r(low.y, at[2], 16);
-      } else if (skew == 2) {
-        to[0] = at[1], to[1] = at[2];
-      } else {
-        const uint2 high = *reinterpret_cast<const uint2*>(at + 2);
-        to[0] = __funnelshift_r(at[1], high.x, 16), to[1] = __funnelshift_r(high.x, high.y, 16);
-      }
+      const uint2 both = words(at);
+      to[2 * v] = both.x, to[2 * v + 1] = both.y;
     }
   }
 
-  // Four taps in a row, of two neighbouring pixels: eight elements, of which the first three and the last one are not read; rows
-  // of two entries, which are two steps of float32 or one of 16 bits.
-  static __device__ __forceinline__ void load_row(std::uint32_t (&first)[4], std::uint32_t (&second)[4],
-                                                  const unsigned char* from) {
+  // Four taps in a row, the first one at the end of an aligned vector: two steps of float32, or one.
+  static __device__ __forceinline__ void load_row(Step& first, Step& second, const unsigned char* at) {
     if constexpr (kSize == 4) {
-      const float* const at = reinterpret_cast<const float*>(from);
-      const float4 v = *reinterpret_cast<const float4*>(at + 4);
-      first[0] = to_tf32(at[3]), first[2] = to_tf32(v.x), first[1] = second[0] = to_tf32(v.y);
-      first[3] = second[2] = to_tf32(v.z), second[1] = to_tf32(v.w), second[3] = to_tf32(at[8]);
+      const float4 v = elements(at + 4);
+      first[0] = element(at), first[2] = to_tf32(v.x), first[1] = second[0] = to_tf32(v.y);
+      first[3] = second[2] = to_tf32(v.z), second[1] = to_tf32(v.w), second[3] = element(at + 20);
     } else {
-      const std::uint32_t* const at = reinterpret_cast<const std::uint32_t*>(from);
-      const uint2 v = *reinterpret_cast<const uint2*>(at + 2);
-      first[0] = __funnelshift_r(at[1], v.x, 16), first[1] = first[2] = __funnelshift_r(v.x, v.y, 16);
-      first[3] = __funnelshift_r(v.y, at[4], 16);
+      const uint2 v = words(at + 2);
+      first[0] = across(word(at - 2), v.x), first[1] = first[2] = across(v.x, v.y), first[3] = across(v.y, word(at + 10));
     }
   }
 
-  // The two taps of each pixel on their own.
-  __device__ __forceinline__ void load_apart(std::uint32_t (&rows)[4], int v, const unsigned char* from,
-                                             const std::int32_t (&own)[2], InputEntry entry) const {
-    const bool joined = job.even && entry.b == entry.a + 1 && entry.a % 2u == 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const unsigned char *const a = from + own[half] + entry.a * std::uint32_t(kSize), *b = a + (entry.b - entry.a) * kSize;
-      if constexpr (kSize == 4) {
-        if (joined) {
-          const float2 pair = *reinterpret_cast<const float2*>(a);
-          rows[half] = to_tf32(pair.x), rows[half + 2] = to_tf32(pair.y);
-        } else {
-          rows[half] = to_tf32(*reinterpret_cast<const float*>(a)), rows[half + 2] = to_tf32(*reinterpret_cast<const float*>(b));
-        }
-      } else {
-        if (joined) {
-          rows[2 * v + half] = *reinterpret_cast<const std::uint32_t*>(a);
-        } else {
-          rows[2 * v + half] = *reinterpret_cast<const std::uint16_t*>(a);
-          rows[2 * v + half] |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(b)) << 16;
-        }
-      }
+  // Three taps in a row and three in another, both as above: three entries.
+  static __device__ __forceinline__ void load_threes(Step* const (&to)[3], const int (&v)[3], const unsigned char* at,
+                                                     const unsigned char* other) {
+    if constexpr (kSize == 4) {
+      const float4 a = elements(at + 4), b = elements(other + 4);
+      const std::uint32_t shared_tap = to_tf32(a.y), other_tap = to_tf32(b.y);
+      Step &first = *to[0], &second = *to[1], &third = *to[2];
+      first[0] = element(at), first[2] = to_tf32(a.x), first[1] = shared_tap, first[3] = to_tf32(a.z);
+      second[0] = shared_tap, second[2] = element(other), second[1] = to_tf32(a.w), second[3] = other_tap;
+      third[0] = to_tf32(b.x), third[2] = other_tap, third[1] = to_tf32(b.z), third[3] = to_tf32(b.w);
+    } else {
+      const uint2 a = words(at + 2), b = words(other + 2);
+      (*to[0])[2 * v[0]] = across(word(at - 2), a.x), (*to[0])[2 * v[0] + 1] = across(a.x, a.y);
+      (*to[1])[2 * v[1]] = highs(a.x, word(other - 2)), (*to[1])[2 * v[1] + 1] = highs(a.y, b.x);
+      (*to[2])[2 * v[2]] = b.x, (*to[2])[2 * v[2] + 1] = b.y;
+    }
+  }
+
+  // Two taps of one pixel, as one vector or apart.
+  static __device__ __forceinline__ void load_pixel(Step& to, int v, int half, const unsigned char* a, const unsigned char* b) {
+    if constexpr (kSize == 4 && Tile::kReads == InputReads::kPairs) {
+      const float2 pair = *reinterpret_cast<const float2*>(a);
+      to[half] = to_tf32(pair.x), to[half + 2] = to_tf32(pair.y);
+    } else if constexpr (kSize == 4) {
+      to[half] = element(a), to[half + 2] = element(b);
+    } else {
+      to[2 * v + half] = Tile::kReads == InputReads::kPairs ? word(a) : element(a) | element(b) << 16;
     }
   }
 
@@ -254,18 +246,26 @@ struct InputBlock {
     entries_of(entries, step);
 #pragma unroll
     for (int i = 0; i < Tile::kM; ++i) {
+      const unsigned char* const pixel = from + own[i][0];
 #pragma unroll
       for (int e = 0; e < Tile::kTurn * kEntries; ++e) {
-        std::uint32_t(&to)[4] = rows[e / kEntries][i];
-        const unsigned char* const at = from + own[i][0] + entries[e].a * std::uint32_t(kSize);
+        const std::uint32_t a = entries[e].a * std::uint32_t(kSize), b = entries[e].b * std::uint32_t(kSize);
+        Step& to = rows[e / kEntries][i];
         if constexpr (Tile::kReads == InputReads::kFours) {
-          load_four(to, e % kEntries, at, 0);
+          load_four(to, e % kEntries, pixel + a);
         } else if constexpr (Tile::kReads == InputReads::kRows) {
-          if (e % 2 == 0) load_row(to, rows[(e + 1) / kEntries][i], at - 3 * kSize);
-        } else if (job.paired && entries[e].b == entries[e].a + 1) {
-          load_four(to, e % kEntries, at - entries[e].a % 4u * kSize, entries[e].a % 4u);
+          if (e % 2 == 0) load_row(to, rows[(e + 1) / kEntries][i], pixel + a);
+        } else if constexpr (Tile::kReads == InputReads::kThrees) {
+          if (e % 3 != 0) continue;
+          Step* const three[] = {&to, &rows[(e + 1) / kEntries][i], &rows[(e + 2) / kEntries][i]};
+          load_threes(three, {e % kEntries, (e + 1) % kEntries, (e + 2) % kEntries}, pixel + a,
+                      pixel + entries[e + 1].b * std::uint32_t(kSize));
         } else {
-          load_apart(to, e % kEntries, from, own[i], entries[e]);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const unsigned char* const own_pixel = from + own[i][half];
+            load_pixel(to, e % kEntries, half, own_pixel + a, own_pixel + b);
+          }
         }
       }
     }

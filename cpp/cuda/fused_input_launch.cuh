@@ -5,19 +5,22 @@
 #include "fused_input_kernel.cuh"
 
 // The tiles: kM, kN8, kTurn, kReads.
-#define UPFOLD_INPUT_TILES(DO, Value)           \
-  DO(0, Value, 1, 32, 4, InputReads::kFours)    \
-  DO(1, Value, 2, 16, 2, InputReads::kFours)    \
-  DO(2, Value, 1, 16, 4, InputReads::kFours)    \
-  DO(3, Value, 2, 8, 4, InputReads::kFours)     \
-  DO(4, Value, 1, 32, 4, InputReads::kRows)     \
-  DO(5, Value, 2, 16, 2, InputReads::kRows)     \
-  DO(6, Value, 1, 16, 4, InputReads::kRows)     \
-  DO(7, Value, 2, 8, 4, InputReads::kRows)      \
-  DO(8, Value, 1, 32, 2, InputReads::kAny)      \
-  DO(9, Value, 2, 16, 1, InputReads::kAny)      \
-  DO(10, Value, 1, 16, 2, InputReads::kAny)     \
-  DO(11, Value, 2, 8, 1, InputReads::kAny)
+#define UPFOLD_INPUT_TILES(DO, Value)            \
+  DO(0, Value, 1, 32, 4, InputReads::kFours)     \
+  DO(1, Value, 1, 16, 4, InputReads::kFours)     \
+  DO(2, Value, 2, 8, 4, InputReads::kFours)      \
+  DO(3, Value, 1, 32, 4, InputReads::kRows)      \
+  DO(4, Value, 2, 16, 2, InputReads::kRows)      \
+  DO(5, Value, 1, 16, 4, InputReads::kRows)      \
+  DO(6, Value, 1, 32, 3, InputReads::kThrees)    \
+  DO(7, Value, 2, 16, 3, InputReads::kThrees)    \
+  DO(8, Value, 2, 8, 3, InputReads::kThrees)     \
+  DO(9, Value, 1, 32, 4, InputReads::kPairs)     \
+  DO(10, Value, 1, 16, 4, InputReads::kPairs)    \
+  DO(11, Value, 2, 8, 2, InputReads::kPairs)     \
+  DO(12, Value, 1, 32, 2, InputReads::kSingles)  \
+  DO(13, Value, 1, 16, 2, InputReads::kSingles)  \
+  DO(14, Value, 2, 8, 1, InputReads::kSingles)
 
 #define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                           \
   template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>( \

@@ -152,14 +152,22 @@ class InputPlanner {
     return true;
   }
 
+  bool can_read() const {
+    const InputJob& job = plan_.job;
+    const std::int64_t taps = p_.kernel_w;
+    const bool joined = p_.dilation_w == 1 && taps > 1, paired = p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0;
+    if (tile_.reads == InputReads::kFours) return joined && paired && taps == 2 && job.skew % 4 == 0;
+    if (tile_.reads == InputReads::kRows) return joined && paired && taps % 4 == 0 && job.skew % 4 == 3;
+    if (tile_.reads == InputReads::kThrees) return joined && paired && taps == 3 && job.skew % 4 == 3;
+    return tile_.reads == InputReads::kSingles || (joined && taps % 2 == 0 && p_.stride_w % 2 == 0 && job.skew % 2 == 0);
+  }
+
   // How taps are read, from which pitch of channels, and how many channels are a chunk.
   bool chunks() {
     InputJob& job = plan_.job;
-    job.paired = p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0, job.even = p_.stride_w % 2 == 0;
-    const bool pairs = p_.dilation_w == 1 && p_.kernel_w > 1;
-    if (tile_.reads == InputReads::kFours && (!job.paired || !pairs || p_.kernel_w != 2 || job.skew % 4 != 0)) return false;
-    if (tile_.reads == InputReads::kRows && (!job.paired || !pairs || p_.kernel_w % 4 != 0 || job.skew % 4 != 3)) return false;
-    const int width = job.paired && pairs ? int(element_) : job.even && pairs && element_ == 4 ? 2 : 1;
+    if (!can_read()) return false;
+    const InputReads reads = tile_.reads;
+    const int width = reads == InputReads::kPairs ? int(element_) / 2 : reads == InputReads::kSingles ? 1 : int(element_);
     std::int64_t best = 0;
     int least = 1 << 30;
     for (std::int64_t more = 0; more < 8; ++more) {
