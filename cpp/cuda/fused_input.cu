@@ -46,7 +46,7 @@ InputPlan plan_input(int device, const Problem& p, int config, std::int64_t alig
 
 std::vector<FusedInputTile> fused_input_tiles() {
   std::vector<FusedInputTile> tiles;
-  for (const InputTileSize& tile : kInputTiles) tiles.push_back({tile.pixels, tile.channels});
+  for (const InputTileSize& tile : kInputTiles) tiles.push_back({tile.pixels, tile.channels, int(tile.reads)});
   return tiles;
 }
 
@@ -68,9 +68,10 @@ std::int64_t FusedInputCall::workspace_bytes() const { return plan_ == nullptr ?
 FusedInputWork FusedInputCall::work() const {
   if (plan_ == nullptr) return {};
   const InputJob& job = plan_->job;
-  const std::int64_t steps = std::int64_t(job.split_chunks) * job.steps;
-  const std::int64_t copied = std::int64_t(job.split_chunks) * job.chunk_channels * job.columns * job.grain;
-  return {plan_->blocks, steps, copied, job.grain, job.splits.value, job.resident};
+  const std::int64_t steps = std::int64_t(job.chunks) * job.steps;
+  const std::int64_t copied = std::int64_t(job.chunks) * job.chunk_channels * job.columns * job.grain;
+  const std::int64_t split_tiles = (plan_->blocks - job.whole) / job.splits.value;
+  return {job.whole, split_tiles, job.splits.value, steps, copied, job.grain, job.resident};
 }
 
 void FusedInputCall::run(const FusedInputOperands& operands, std::uintptr_t stream) const {

@@ -35,20 +35,21 @@ struct InputEntry {
 struct InputJob {
   InputAxis axis[3];  // d, h, w
   Divisor tile_n, tiles_n, channel_tiles, splits, groups;
-  Divisor row_columns;              // runs of `grain` bytes in a row of the patch
+  Divisor row_columns;  // runs of `grain` bytes in a row of the patch
   Divisor taps, kernel_h, kernel_w;
-  std::int32_t batch, ic, oc;       // channels of a group
+  std::int32_t batch, ic, oc;  // channels of a group
   std::int32_t chunks, split_chunks, chunk_channels;
+  std::uint32_t whole;              // tiles whose reduction is not split
   std::int32_t steps, stage_steps;  // of a chunk; of one buffer of weights, which divide them
   std::int32_t pack_chunks;         // that one block packs
   std::int32_t grain, columns, skew;
-  std::int32_t span, pitch;         // elements from row to row of the patch, bytes from channel to channel
+  std::int32_t span, pitch;  // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
-  bool resident;                    // the buffers hold all weights of a tile, and a block keeps its channels
-  bool wide;                        // x of two neighbouring pixels is one aligned vector, and both exist
+  bool resident;  // the buffers hold all weights of a tile, and a block keeps its channels
+  bool wide;      // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
-  InputEntry sources[kMostInputEntries];  // group of four channels * taps + tap
+  InputEntry sources[kMostInputEntries];              // group of four channels * taps + tap
 };
 static_assert(sizeof(InputJob) <= 4000, "with the pointers it is the arguments of a launch");
 
@@ -77,20 +78,25 @@ struct InputTile : InputShape<kM_, kN8_> {
 
 // The box, channels and part of the reduction of one tile.
 struct InputPlace {
-  std::int32_t n, first[3], group, channel_tile, split, first_chunk, chunks;
+  std::int32_t n, first[3], group, channel_tile, first_chunk, chunks;
 };
 
+// Tiles are numbered by channels, then groups and boxes; from job.whole on each is so many of them, parts of the reduction.
 UPFOLD_DEVICE InputPlace input_place(const InputJob& job, std::uint32_t tile) {
   InputPlace place;
   std::uint32_t rest = tile;
-  place.channel_tile = std::int32_t(take(job.channel_tiles, rest)), place.split = std::int32_t(take(job.splits, rest));
-  place.group = std::int32_t(take(job.groups, rest));
+  place.first_chunk = 0, place.chunks = job.chunks;
+  if (tile >= job.whole) {
+    rest = tile - job.whole;
+    place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
+    const std::int32_t left = job.chunks - place.first_chunk;
+    place.chunks = left < job.split_chunks ? left : job.split_chunks;
+    rest += job.whole;
+  }
+  place.channel_tile = std::int32_t(take(job.channel_tiles, rest)), place.group = std::int32_t(take(job.groups, rest));
 #pragma unroll
   for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
   place.n = std::int32_t(rest * job.tile_n.value);
-  place.first_chunk = place.split * job.split_chunks;
-  const std::int32_t left = job.chunks - place.first_chunk;
-  place.chunks = left < job.split_chunks ? left : job.split_chunks;
   return place;
 }
 

@@ -284,8 +284,7 @@ struct InputBlock {
         std::int32_t row = pixel.n;
 #pragma unroll
         for (int j = 0; j < 2; ++j) row = row * std::int32_t(job.axis[j].extent.value) + pixel.at[j] * job.axis[j].stride;
-        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride) * kSize +
-                       std::int32_t(threadIdx.x) % 4 * job.pitch;
+        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride) * kSize + std::int32_t(threadIdx.x) % 4 * job.pitch;
       }
     }
   }
@@ -361,8 +360,8 @@ struct InputBlock {
       Sums sums = {};
       if (job.resident) at.stage = Ring(job.weight_buffers);
       accumulate(place, own, at, sums);
-      if (job.splits.value > 1) {
-        float4* const parts = partial + std::int64_t(tile) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
+      if (tile >= job.whole) {
+        float4* const parts = partial + std::int64_t(tile - job.whole) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
 #pragma unroll
         for (int i = 0; i < Tile::kM * Tile::kN8; ++i) {
           const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];

@@ -5,37 +5,37 @@
 #include "fused_input_kernel.cuh"
 
 // The tiles: kM, kN8, kTurn, kReads.
-#define UPFOLD_INPUT_TILES(DO, Value)            \
-  DO(0, Value, 1, 32, 4, InputReads::kFours)     \
-  DO(1, Value, 1, 16, 4, InputReads::kFours)     \
-  DO(2, Value, 2, 8, 4, InputReads::kFours)      \
-  DO(3, Value, 1, 32, 4, InputReads::kRows)      \
-  DO(4, Value, 2, 16, 2, InputReads::kRows)      \
-  DO(5, Value, 1, 16, 4, InputReads::kRows)      \
-  DO(6, Value, 1, 32, 3, InputReads::kThrees)    \
-  DO(7, Value, 2, 16, 3, InputReads::kThrees)    \
-  DO(8, Value, 2, 8, 3, InputReads::kThrees)     \
-  DO(9, Value, 1, 32, 4, InputReads::kPairs)     \
-  DO(10, Value, 1, 16, 4, InputReads::kPairs)    \
-  DO(11, Value, 2, 8, 2, InputReads::kPairs)     \
-  DO(12, Value, 1, 32, 2, InputReads::kSingles)  \
-  DO(13, Value, 1, 16, 2, InputReads::kSingles)  \
+#define UPFOLD_INPUT_TILES(DO, Value)           \
+  DO(0, Value, 1, 32, 4, InputReads::kFours)    \
+  DO(1, Value, 1, 16, 4, InputReads::kFours)    \
+  DO(2, Value, 2, 8, 4, InputReads::kFours)     \
+  DO(3, Value, 1, 32, 4, InputReads::kRows)     \
+  DO(4, Value, 2, 16, 2, InputReads::kRows)     \
+  DO(5, Value, 1, 16, 4, InputReads::kRows)     \
+  DO(6, Value, 1, 32, 3, InputReads::kThrees)   \
+  DO(7, Value, 2, 16, 3, InputReads::kThrees)   \
+  DO(8, Value, 2, 8, 3, InputReads::kThrees)    \
+  DO(9, Value, 1, 32, 4, InputReads::kPairs)    \
+  DO(10, Value, 1, 16, 4, InputReads::kPairs)   \
+  DO(11, Value, 2, 8, 2, InputReads::kPairs)    \
+  DO(12, Value, 1, 32, 2, InputReads::kSingles) \
+  DO(13, Value, 1, 16, 2, InputReads::kSingles) \
   DO(14, Value, 2, 8, 1, InputReads::kSingles)
 
-#define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                           \
-  template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>( \
-      const __grid_constant__ InputJob, std::uint32_t, const Value*, const uint4*, Value*, float4*);
-#define UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, ...)                                    \
-  template __global__ void fused_input_reduce_kernel<Value, InputShape<__VA_ARGS__>>( \
-      const __grid_constant__ InputJob, const float4*, Value*);
+#define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                                                                           \
+  template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob, std::uint32_t, \
+                                                                             const Value*, const uint4*, Value*, float4*);
+#define UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, ...)                                                                     \
+  template __global__ void fused_input_reduce_kernel<Value, InputShape<__VA_ARGS__>>(const __grid_constant__ InputJob, \
+                                                                                     const float4*, Value*);
 // In namespace upfold::cuda, once for each type.
-#define UPFOLD_INSTANTIATE_INPUTS(Value)                                                                                  \
-  UPFOLD_INPUT_TILES(UPFOLD_INSTANTIATE_INPUT, Value)                                                                     \
-  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 32)                                                                            \
-  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 16)                                                                            \
-  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 16)                                                                            \
-  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 8)                                                                             \
-  template __global__ void fused_input_pack_kernel<Value>(const __grid_constant__ InputJob, std::int32_t, std::int32_t,   \
+#define UPFOLD_INSTANTIATE_INPUTS(Value)                                                                                \
+  UPFOLD_INPUT_TILES(UPFOLD_INSTANTIATE_INPUT, Value)                                                                   \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 32)                                                                          \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 16)                                                                          \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 16)                                                                          \
+  UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 8)                                                                           \
+  template __global__ void fused_input_pack_kernel<Value>(const __grid_constant__ InputJob, std::int32_t, std::int32_t, \
                                                           const Value*, uint4*);
 
 #ifndef __CUDACC_RTC__
@@ -62,9 +62,10 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   launch_grid("fused", fused_input_kernel<Value, Tile>, launch,
               Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, true}, job, plan.blocks, y, packed, x,
               partial);
-  if (job.splits.value == 1) return;
+  if (plan.blocks == job.whole) return;
+  const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
   launch_kernel("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
-                plan.blocks / job.splits.value * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, job, partial, x);
+                split_tiles * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, job, partial, x);
 }
 
 #define UPFOLD_RUN_INPUT(index, Value, ...) \

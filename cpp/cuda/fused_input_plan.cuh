@@ -18,6 +18,7 @@ constexpr std::int64_t kInputWeightBytes = 80 << 10;             // and for all 
 constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
 constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
 constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
+constexpr std::int64_t kMostSplitWaves = 8;                      // of tiles, of which the last one is worth a split
 
 // Wavefronts in which a warp reads one entry, where a channel is `pitch` words from the next: lanes read `width` words of pixels
 // that are `step` words apart.
@@ -177,8 +178,8 @@ class InputPlanner {
     }
     job.pitch = std::int32_t(best * 4);
     const std::int64_t taps = kernel_taps(p_), entries = unit_channels_ * taps / 8;
-    const std::int64_t most = std::min({kInputRawBytes / (unit_channels_ * job.pitch), kMostInputEntries / entries,
-                                        ceil_div(job.oc, unit_channels_)});
+    const std::int64_t most =
+        std::min({kInputRawBytes / (unit_channels_ * job.pitch), kMostInputEntries / entries, ceil_div(job.oc, unit_channels_)});
     // The fewest chunks, each as small as they then may be.
     const std::int64_t units = ceil_div(job.oc, unit_channels_), parts = ceil_div(units, std::max<std::int64_t>(most, 1));
     const std::int64_t channels = unit_channels_ * ceil_div(units, parts);
@@ -205,40 +206,66 @@ class InputPlanner {
     }
   }
 
-  // Parts of the reduction, buffers of weights and of y.
-  bool weights() {
+  // From tile number `whole` on the reduction is cut into at most `parts`; the tiles all in all.
+  void split(std::int64_t tiles, std::int64_t whole, std::int64_t parts) {
     InputJob& job = plan_.job;
+    job.split_chunks = std::int32_t(ceil_div(job.chunks, parts));
+    job.splits = make_divisor(ceil_div(job.chunks, job.split_chunks));
+    job.whole = std::uint32_t(job.splits.value > 1 ? whole : tiles);
+    plan_.blocks = unsigned(job.whole + (tiles - job.whole) * job.splits.value);
+    plan_.combinations = std::int64_t(job.splits.value) * job.channel_tiles.value * p_.groups;
+  }
+
+  // Parts of the reduction, buffers of weights and of y. A constant aim of blocks: the sums are the same on every device.
+  bool weights() {
+    const InputJob& job = plan_.job;
     std::int64_t tiles = std::int64_t(job.tiles_n.value) * job.channel_tiles.value * p_.groups;
     for (const InputAxis& axis : job.axis) tiles *= axis.tiles.value;
-    if (tiles >= kMostInputCount) return false;
-    // A constant aim: the sums are the same on every device.
-    const std::int64_t steps = std::int64_t(job.chunks) * job.steps;
-    const std::int64_t wanted = std::min({kInputAimBlocks / tiles, steps / kLeastInputSteps, std::int64_t(job.chunks)});
-    job.split_chunks = std::int32_t(wanted > 1 ? ceil_div(job.chunks, wanted) : job.chunks);
-    job.splits = make_divisor(ceil_div(job.chunks, job.split_chunks));
-    plan_.blocks = unsigned(tiles * job.splits.value);
-    plan_.combinations = std::int64_t(job.splits.value) * job.channel_tiles.value * p_.groups;
-    const std::int64_t step_bytes = tile_.channels * 32, all = job.split_chunks * job.steps * step_bytes;
-    const std::int64_t used = kInputAimBlocks / plan_.combinations * plan_.combinations;
-    for (int pass = 0; pass < 2; ++pass) {
-      const bool resident = pass == 0;
-      if (resident && (all + 3 * job.raw_bytes > most_shared_ || used * 10 < kInputAimBlocks * 9)) continue;
-      std::int64_t stage = 0;
-      for (std::int64_t steps_of = tile_.turn; steps_of <= job.steps; steps_of += tile_.turn) {
-        if (job.steps % steps_of == 0 && (steps_of * step_bytes <= (resident ? kInputKeptBytes : kInputStageBytes) || stage == 0)) stage = steps_of;
-      }
-      const std::int64_t stages = job.split_chunks * job.steps / stage;
-      if (resident && stages > kMostInputBuffers) continue;
-      const std::int64_t some = std::max<std::int64_t>(2, ceil_div(kInputWeightBytes, stage * step_bytes));
-      job.resident = resident, job.stage_steps = std::int32_t(stage);
-      job.weight_buffers = std::int32_t(resident ? stages : std::min<std::int64_t>({some, stages + 1, kMostInputBuffers}));
-      const std::int64_t left = most_shared_ - job.weight_buffers * stage * step_bytes;
-      job.raw_buffers = std::int32_t(std::min<std::int64_t>(kMostInputBuffers / 4, left / job.raw_bytes));
-      if (job.raw_buffers < 2) continue;
-      plan_.shared_bytes = int(job.weight_buffers * stage * step_bytes + job.raw_buffers * job.raw_bytes);
-      return true;
+    if (tiles * kInputAimBlocks >= kMostInputCount) return false;
+    const std::int64_t steps = std::int64_t(job.chunks) * job.steps, last = tiles % kInputAimBlocks;
+    const std::int64_t most = std::min<std::int64_t>(steps / kLeastInputSteps, job.chunks);
+    split(tiles, 0, std::max<std::int64_t>(1, std::min(kInputAimBlocks / tiles, most)));
+    if (keep_weights()) return true;
+    // A last wave of few tiles would leave the other multiprocessors idle.
+    if (tiles > kInputAimBlocks && tiles < kMostSplitWaves * kInputAimBlocks && last > 0 && steps >= 4 * kLeastInputSteps) {
+      split(tiles, tiles - last, std::max<std::int64_t>(1, std::min(kInputAimBlocks / last, most)));
     }
-    return false;
+    return stream_weights();
+  }
+
+  // All weights of a tile, where they fit beside three buffers of y and nine of ten multiprocessors are used.
+  bool keep_weights() {
+    const InputJob& job = plan_.job;
+    const std::int64_t all = std::int64_t(job.split_chunks) * job.steps * step_bytes();
+    const std::int64_t used = kInputAimBlocks / plan_.combinations * plan_.combinations;
+    if (all + 3 * job.raw_bytes > most_shared_ || used * 10 < kInputAimBlocks * 9) return false;
+    const std::int64_t stage = stage_of(kInputKeptBytes), stages = job.split_chunks * job.steps / stage;
+    return stages <= kMostInputBuffers && buffers(true, stage, stages);
+  }
+
+  bool stream_weights() {
+    const std::int64_t stage = stage_of(kInputStageBytes);
+    const std::int64_t some = std::max<std::int64_t>(2, ceil_div(kInputWeightBytes, stage * step_bytes()));
+    const std::int64_t all = std::int64_t(plan_.job.chunks) * plan_.job.steps / stage;
+    return buffers(false, stage, std::min<std::int64_t>({some, all + 1, kMostInputBuffers}));
+  }
+
+  std::int64_t step_bytes() const { return tile_.channels * 32; }
+  // The most steps that divide a chunk's, in whole turns, and are at most that many bytes of weights; or one turn.
+  std::int64_t stage_of(std::int64_t bytes) const {
+    std::int64_t stage = tile_.turn;
+    for (std::int64_t steps = tile_.turn; steps <= plan_.job.steps; steps += tile_.turn)
+      if (plan_.job.steps % steps == 0 && steps * step_bytes() <= bytes) stage = steps;
+    return stage;
+  }
+
+  bool buffers(bool resident, std::int64_t stage, std::int64_t stages) {
+    InputJob& job = plan_.job;
+    const std::int64_t weights = stages * stage * step_bytes();
+    job.resident = resident, job.stage_steps = std::int32_t(stage), job.weight_buffers = std::int32_t(stages);
+    job.raw_buffers = std::int32_t(std::min<std::int64_t>(kMostInputBuffers / 4, (most_shared_ - weights) / job.raw_bytes));
+    plan_.shared_bytes = int(weights + job.raw_buffers * job.raw_bytes);
+    return weights < most_shared_ && job.raw_buffers >= 2;
   }
 
   bool counts() {
@@ -252,14 +279,13 @@ class InputPlanner {
     job.pack_chunks = std::int32_t(std::min<std::int64_t>(job.chunks, std::max<std::int64_t>(1, kAimRun / run)));
     plan_.pack_pitch = std::int32_t(job.pack_chunks * run + 32 / element_ / 2 + 1);
     plan_.pack_bytes = int(8 * plan_.pack_pitch * element_);
-    const std::int64_t pack_blocks = p_.groups * job.channel_tiles.value * (tile_.channels / 8) *
-                                     ceil_div(job.chunks, job.pack_chunks);
+    const std::int64_t pack_blocks =
+        p_.groups * job.channel_tiles.value * (tile_.channels / 8) * ceil_div(job.chunks, job.pack_chunks);
     if (pack_blocks >= kMostInputCount || job.chunks * run >= kMostInputCount || job.ic >= kMostInputCount) return false;
-    if (plan_.blocks >= kMostInputCount) return false;
     plan_.pack_blocks = unsigned(pack_blocks);
     plan_.packed_bytes = p_.groups * job.channel_tiles.value * job.chunks * std::int64_t(job.steps) * tile_.channels * 32;
     plan_.workspace_bytes = plan_.packed_bytes;
-    if (job.splits.value > 1) plan_.workspace_bytes += std::int64_t(plan_.blocks) * tile_.pixels * tile_.channels * 4;
+    plan_.workspace_bytes += std::int64_t(plan_.blocks - job.whole) * tile_.pixels * tile_.channels * 4;
     const std::int64_t outer = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
     job.wide = p_.x.w == 1 && outer % 2 == 0 && job.axis[2].tile.value % 2 == 0;
     return true;

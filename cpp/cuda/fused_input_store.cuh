@@ -8,9 +8,7 @@
 namespace upfold::cuda {
 
 UPFOLD_DEVICE void store_neighbours(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = {a, b}; }
-UPFOLD_DEVICE void store_neighbours(__half* to, float a, float b) {
-  *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
-}
+UPFOLD_DEVICE void store_neighbours(__half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
 UPFOLD_DEVICE void store_neighbours(__nv_bfloat16* to, float a, float b) {
   *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
 }
@@ -67,17 +65,14 @@ template <typename Value, typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     fused_input_reduce_kernel(const __grid_constant__ InputJob job, const float4* __restrict__ partial, Value* __restrict__ x) {
   constexpr std::uint32_t kColumns = Shape::kM * Shape::kN8, kVectors = kColumns * Shape::kThreads;
-  const std::uint32_t sum = blockIdx.x % kColumns, without_split = blockIdx.x / kColumns;
-  // Tiles are numbered by channels, then parts of the reduction, then the rest.
-  const std::uint32_t rest = divide(job.channel_tiles, without_split);
-  const std::uint32_t tile = rest * job.splits.value * job.channel_tiles.value + (without_split - rest * job.channel_tiles.value);
-  const float4* from = partial + std::int64_t(tile) * kVectors + sum * Shape::kThreads + threadIdx.x;
+  const std::uint32_t sum = blockIdx.x % kColumns, first = blockIdx.x / kColumns * job.splits.value;
+  const float4* from = partial + std::int64_t(first) * kVectors + sum * Shape::kThreads + threadIdx.x;
   float total[1][4] = {};
-  for (std::uint32_t i = 0; i < job.splits.value; ++i, from += std::int64_t(job.channel_tiles.value) * kVectors) {
+  for (std::uint32_t i = 0; i < job.splits.value; ++i, from += kVectors) {
     const float4 part = *from;
     total[0][0] += part.x, total[0][1] += part.y, total[0][2] += part.z, total[0][3] += part.w;
   }
-  store_input<Value, Shape>(job, input_place(job, tile), x, int(sum / Shape::kN8), int(sum % Shape::kN8), total);
+  store_input<Value, Shape>(job, input_place(job, job.whole + first), x, int(sum / Shape::kN8), int(sum % Shape::kN8), total);
 }
 
 UPFOLD_DEVICE std::uint32_t input_word(float v, float) { return to_tf32(v); }
@@ -130,8 +125,8 @@ __global__ void __launch_bounds__(256)
     const Value* const a = tap_of(kEntries == 2 || vector == 0 ? entry.a : entry.b);
     const Value* const b = kEntries == 2 ? tap_of(entry.b) : a;
     to[std::int64_t(i / 16) * (16 * groups_of_8) + i % 16] = {input_word(a[0], b[0]), input_word(a[taps], b[taps]),
-                                                                 input_word(a[2 * taps], b[2 * taps]),
-                                                                 input_word(a[3 * taps], b[3 * taps])};
+                                                              input_word(a[2 * taps], b[2 * taps]),
+                                                              input_word(a[3 * taps], b[3 * taps])};
   }
 }
 

@@ -105,18 +105,18 @@ void fused_input(const FusedInputCall& call, std::uintptr_t x, std::uintptr_t w,
   call.run({pointer(y), pointer(w), pointer(x), pointer(workspace)}, stream);
 }
 
-// (pixels, input channels) of each tile choice.
+// (pixels, input channels, how taps are read) of each tile choice.
 py::list fused_input_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedInputTile& tile : upfold::cuda::fused_input_tiles())
-    tiles.append(py::make_tuple(tile.pixels, tile.channels));
+    tiles.append(py::make_tuple(tile.pixels, tile.channels, tile.reads));
   return tiles;
 }
 
-// (tiles, steps, copied, grain, parts, resident)
+// (whole, split, parts, steps, copied, grain, resident)
 py::tuple fused_input_work(const FusedInputCall& call) {
   const upfold::cuda::FusedInputWork work = call.work();
-  return py::make_tuple(work.tiles, work.steps, work.copied, work.grain, work.parts, work.resident);
+  return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident);
 }
 
 // (result channels, positions) of each tile choice.
