@@ -1,6 +1,7 @@
 // What a block of the fused gradient of the input does; its layout is in fused_input.cuh.
 #pragma once
 
+#include "fused_input_read.cuh"
 #include "fused_input_store.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
@@ -15,9 +16,10 @@ struct InputShared {
 
 template <typename Value, typename Tile>
 struct InputBlock {
-  static constexpr int kSize = int(sizeof(Value)), kEntries = 4 / kSize;  // kEntries: of a step
+  using Read = InputRead<Value, Tile::kReads>;
+  static constexpr int kSize = Read::kSize, kEntries = 4 / kSize;  // kEntries: of a step
   using Sums = float[Tile::kM][Tile::kN8][4];
-  using Rows = std::uint32_t[Tile::kTurn][Tile::kM][4];
+  using Rows = InputStep[Tile::kTurn][Tile::kM];
 
   const InputJob& job;
   InputShared& shared;
@@ -154,78 +156,6 @@ struct InputBlock {
     copy_patches_of<4>(y);
   }
 
-  static __device__ __forceinline__ std::uint32_t element(const unsigned char* at) {
-    if constexpr (kSize == 4) return to_tf32(*reinterpret_cast<const float*>(at));
-    return *reinterpret_cast<const std::uint16_t*>(at);
-  }
-  static __device__ __forceinline__ std::uint32_t word(const unsigned char* at) {
-    return *reinterpret_cast<const std::uint32_t*>(at);
-  }
-  static __device__ __forceinline__ uint2 words(const unsigned char* at) { return *reinterpret_cast<const uint2*>(at); }
-  static __device__ __forceinline__ float4 elements(const unsigned char* at) { return *reinterpret_cast<const float4*>(at); }
-  // Halves of two words: the high one of the first and the low one of the second; the high ones of both.
-  static __device__ __forceinline__ std::uint32_t across(std::uint32_t a, std::uint32_t b) { return __funnelshift_r(a, b, 16); }
-  static __device__ __forceinline__ std::uint32_t highs(std::uint32_t a, std::uint32_t b) {
-    return (a >> 16) | (b & 0xffff0000u);
-  }
-
-  // The functions below read the taps of two neighbouring pixels. Rows of float32 are a step of two taps: {tap 0 of both, tap 1
-  // of both}; of 16 bits a step of four: {taps 0 and 1 of both, taps 2 and 3 of both}.
-  using Step = std::uint32_t[4];
-
-  // Two taps, an aligned vector of both pixels.
-  static __device__ __forceinline__ void load_four(Step& to, int v, const unsigned char* at) {
-    if constexpr (kSize == 4) {
-      const float4 both = elements(at);
-      to[0] = to_tf32(both.x), to[2] = to_tf32(both.y), to[1] = to_tf32(both.z), to[3] = to_tf32(both.w);
-    } else {
-      const uint2 both = words(at);
-      to[2 * v] = both.x, to[2 * v + 1] = both.y;
-    }
-  }
-
-  // Four taps in a row, the first one at the end of an aligned vector: two steps of float32, or one.
-  static __device__ __forceinline__ void load_row(Step& first, Step& second, const unsigned char* at) {
-    if constexpr (kSize == 4) {
-      const float4 v = elements(at + 4);
-      first[0] = element(at), first[2] = to_tf32(v.x), first[1] = second[0] = to_tf32(v.y);
-      first[3] = second[2] = to_tf32(v.z), second[1] = to_tf32(v.w), second[3] = element(at + 20);
-    } else {
-      const uint2 v = words(at + 2);
-      first[0] = across(word(at - 2), v.x), first[1] = first[2] = across(v.x, v.y), first[3] = across(v.y, word(at + 10));
-    }
-  }
-
-  // Three taps in a row and three in another, both as above: three entries.
-  static __device__ __forceinline__ void load_threes(Step* const (&to)[3], const int (&v)[3], const unsigned char* at,
-                                                     const unsigned char* other) {
-    if constexpr (kSize == 4) {
-      const float4 a = elements(at + 4), b = elements(other + 4);
-      const std::uint32_t shared_tap = to_tf32(a.y), other_tap = to_tf32(b.y);
-      Step &first = *to[0], &second = *to[1], &third = *to[2];
-      first[0] = element(at), first[2] = to_tf32(a.x), first[1] = shared_tap, first[3] = to_tf32(a.z);
-      second[0] = shared_tap, second[2] = element(other), second[1] = to_tf32(a.w), second[3] = other_tap;
-      third[0] = to_tf32(b.x), third[2] = other_tap, third[1] = to_tf32(b.z), third[3] = to_tf32(b.w);
-    } else {
-      const uint2 a = words(at + 2), b = words(other + 2);
-      (*to[0])[2 * v[0]] = across(word(at - 2), a.x), (*to[0])[2 * v[0] + 1] = across(a.x, a.y);
-      (*to[1])[2 * v[1]] = highs(a.x, word(other - 2)), (*to[1])[2 * v[1] + 1] = highs(a.y, b.x);
-      (*to[2])[2 * v[2]] = b.x, (*to[2])[2 * v[2] + 1] = b.y;
-    }
-  }
-
-  // Two taps of one pixel, as one vector or apart.
-  static __device__ __forceinline__ void load_pixel(Step& to, int v, int half, const unsigned char* a, const unsigned char* b) {
-    if constexpr (kSize == 4 && Tile::kReads == InputReads::kPairs) {
-      const float2 pair = *reinterpret_cast<const float2*>(a);
-      to[half] = to_tf32(pair.x), to[half + 2] = to_tf32(pair.y);
-    } else if constexpr (kSize == 4) {
-      to[half] = element(a), to[half + 2] = element(b);
-    } else {
-      to[2 * v + half] = Tile::kReads == InputReads::kPairs ? word(a) : element(a) | element(b) << 16;
-    }
-  }
-
   using Entries = InputEntry[Tile::kTurn * kEntries];
   // Those of a turn, as vectors of the launch's arguments.
   __device__ __forceinline__ void entries_of(Entries& to, std::int32_t step) const {
@@ -246,26 +176,23 @@ struct InputBlock {
     entries_of(entries, step);
 #pragma unroll
     for (int i = 0; i < Tile::kM; ++i) {
-      const unsigned char* const pixel = from + own[i][0];
+      const unsigned char *const pixel = from + own[i][0], *const next = from + own[i][1];
 #pragma unroll
       for (int e = 0; e < Tile::kTurn * kEntries; ++e) {
         const std::uint32_t a = entries[e].a * std::uint32_t(kSize), b = entries[e].b * std::uint32_t(kSize);
-        Step& to = rows[e / kEntries][i];
+        InputStep& to = rows[e / kEntries][i];
         if constexpr (Tile::kReads == InputReads::kFours) {
-          load_four(to, e % kEntries, pixel + a);
+          Read::four(to, e % kEntries, pixel + a);
         } else if constexpr (Tile::kReads == InputReads::kRows) {
-          if (e % 2 == 0) load_row(to, rows[(e + 1) / kEntries][i], pixel + a);
+          if (e % 2 == 0) Read::row(to, rows[(e + 1) / kEntries][i], pixel + a);
         } else if constexpr (Tile::kReads == InputReads::kThrees) {
           if (e % 3 != 0) continue;
-          Step* const three[] = {&to, &rows[(e + 1) / kEntries][i], &rows[(e + 2) / kEntries][i]};
-          load_threes(three, {e % kEntries, (e + 1) % kEntries, (e + 2) % kEntries}, pixel + a,
-                      pixel + entries[e + 1].b * std::uint32_t(kSize));
+          InputStep* const three[] = {&to, &rows[(e + 1) / kEntries][i], &rows[(e + 2) / kEntries][i]};
+          const int halves[] = {e % kEntries, (e + 1) % kEntries, (e + 2) % kEntries};
+          Read::threes(three, halves, pixel + a, pixel + entries[e + 1].b * std::uint32_t(kSize));
         } else {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const unsigned char* const own_pixel = from + own[i][half];
-            load_pixel(to, e % kEntries, half, own_pixel + a, own_pixel + b);
-          }
+          Read::pixel(to, e % kEntries, 0, pixel + a, pixel + b);
+          Read::pixel(to, e % kEntries, 1, next + a, next + b);
         }
       }
     }

@@ -17,8 +17,8 @@ REFUSAL = (
 )
 # The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
 MIRRORED = 100
-# What predicts the microseconds of a call, fitted to every tile of 23 layers in two types on an H200 (13 % off in root mean square).
-# Like those of the forward they order tiles and methods; they are no rates of the device.
+# What predicts the microseconds of a call, fitted to every tile of 23 layers in two types on an H200 (13 % off in root mean
+# square). Like those of the forward they order tiles and methods; they are no rates of the device.
 _CALL = 11.2
 _MEMORY = 0.308  # of a megabyte of the operands, at the least
 _PACKED = 0.357  # of a megabyte of the weight
