@@ -81,7 +81,8 @@ struct InputPlace {
   std::int32_t n, first[3], group, channel_tile, first_chunk, chunks;
 };
 
-// Tiles are numbered by channels, then groups and boxes; from job.whole on each is so many of them, parts of the reduction.
+// Tiles are numbered by channels, then groups and boxes. Those from job.whole on are cut into parts of the reduction, which are
+// tiles of their own, side by side.
 UPFOLD_DEVICE InputPlace input_place(const InputJob& job, std::uint32_t tile) {
   InputPlace place;
   std::uint32_t rest = tile;
