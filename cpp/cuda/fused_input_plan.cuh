@@ -97,7 +97,9 @@ class InputPlanner {
     Patch patch;
     patch.grain = grain_of(box[2]);
     const std::int64_t elements = std::max<std::int64_t>(1, patch.grain / element_), low = -axes_[2].pad;
-    patch.skew = low - floor_div(low, elements) * elements;
+    // Counted from a multiple of four elements at the least, as vectors of two pixels are.
+    const std::int64_t aligned = std::max<std::int64_t>(elements, 4);
+    patch.skew = low - floor_div(low, aligned) * aligned;
     patch.row_columns = ceil_div(patch.skew + extent(2, box[2]), elements);
     patch.span = ceil_div(patch.row_columns * elements, 16 / element_) * (16 / element_);
     patch.rows = box[3] * extent(0, box[0]) * extent(1, box[1]);
@@ -127,7 +129,7 @@ class InputPlanner {
     for (std::int64_t width = 2; width <= tile_.pixels; width *= 2) widths.push_back(width);
     std::sort(widths.rbegin(), widths.rend());
     for (const std::int64_t w : widths) {
-      if (w > tile_.pixels) continue;
+      if (w > tile_.pixels || (of_two_pixels() && w % 2 == 1)) continue;
       for (std::int64_t h = std::min(p_.in_h, tile_.pixels / w); h > 0; --h) {
         for (std::int64_t d = std::min(p_.in_d, tile_.pixels / (w * h)); d > 0; --d) {
           const std::int64_t n = std::min(p_.batch, tile_.pixels / (w * h * d));
@@ -153,10 +155,13 @@ class InputPlanner {
     return true;
   }
 
+  // Whether neighbouring pixels are read together, which lie in one row where the box is of an even width.
+  bool of_two_pixels() const { return tile_.reads != InputReads::kPairs && tile_.reads != InputReads::kSingles; }
+
   bool can_read() const {
     const InputJob& job = plan_.job;
     const std::int64_t taps = p_.kernel_w;
-    const bool joined = p_.dilation_w == 1 && taps > 1, paired = p_.stride_w == 2 && job.axis[2].tile.value % 2 == 0;
+    const bool joined = p_.dilation_w == 1 && taps > 1, paired = p_.stride_w == 2;
     if (tile_.reads == InputReads::kFours) return joined && paired && taps == 2 && job.skew % 4 == 0;
     if (tile_.reads == InputReads::kRows) return joined && paired && taps % 4 == 0 && job.skew % 4 == 3;
     if (tile_.reads == InputReads::kThrees) return joined && paired && taps == 3 && job.skew % 4 == 3;
