@@ -188,6 +188,42 @@ class FusedCall {
   std::shared_ptr<const PhasePlan> phases_;
 };
 
+struct FusedInputOperands {
+  const void* y;
+  const void* w;
+  void* x;
+  void* workspace;  // FusedInputCall::workspace_bytes() bytes, aligned to 256
+};
+// Tile choices of the fused gradient of the input: pixels and input channels of one block, and how it reads taps (InputReads).
+struct FusedInputTile {
+  int pixels, channels, reads;
+};
+std::vector<FusedInputTile> fused_input_tiles();
+// Whether choice number `config` runs this problem on the device (kConv of float16, bfloat16, or float32 rounded to TF32, with
+// y's rows in order, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of y.
+bool fused_input_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct InputPlan;
+// What a choice launches: tiles, and others whose reduction is cut into so many parts; steps of the reduction of a tile; bytes
+// of y that it copies, in runs of `grain`; and whether a block keeps its weights.
+struct FusedInputWork {
+  std::int64_t whole, split, parts, steps, copied, grain;
+  bool resident;
+};
+// The gradient of the input in one pass. Planned once, then the same for any operands and by any thread.
+class FusedInputCall {
+ public:
+  FusedInputCall(int device, const Problem& p, int config, std::int64_t alignment);
+  std::int64_t workspace_bytes() const;
+  FusedInputWork work() const;
+  void run(const FusedInputOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  std::int64_t alignment_;
+  Problem problem_;
+  std::shared_ptr<const InputPlan> plan_;  // null: nothing to do
+};
+
 struct Device {
   std::string name;
   int major, minor;

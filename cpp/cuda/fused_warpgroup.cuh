@@ -13,6 +13,7 @@
 
 #include "fused_pack.cuh"
 #include "fused_runs.cuh"
+#include "ring.cuh"
 
 namespace upfold::cuda {
 
@@ -28,15 +29,6 @@ struct WarpgroupTile : FusedTile<1, kPhasesH_, kPhasesW_, kWarpsM_, 8 / kWarpsM_
 struct WarpgroupShared {
   std::uint64_t patch_full[kMostPatches], patch_empty[kMostPatches], weight_full[8], weight_empty[8];
   float4 staging[8][kStagedVectors];
-};
-
-// The next of `count` buffers that take turns, and the parity of the phase of its barriers.
-struct Ring {
-  std::uint32_t count, at = 0, parity = 0;
-  __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
-  __device__ __forceinline__ void next() {
-    if (++at == count) at = 0, parity ^= 1;
-  }
 };
 
 // What all warps of a block know of one of its tiles.

@@ -71,6 +71,7 @@ struct BoundCall {
 using DirectCall = BoundCall<upfold::cuda::DirectOperands, upfold::cuda::direct>;
 using DepthwiseCall = BoundCall<upfold::cuda::DepthwiseOperands, upfold::cuda::depthwise>;
 using upfold::cuda::FusedCall;
+using upfold::cuda::FusedInputCall;
 
 // (tiles, steps, patch, parts)
 py::tuple fused_work(const FusedCall& call) {
@@ -98,6 +99,26 @@ py::list fused_tiles() {
                                                   : 0,
                                 t.vectors));
   return tiles;
+}
+
+void fused_input(const FusedInputCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t, std::uintptr_t y,
+                 std::uintptr_t workspace, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.run({pointer(y), pointer(w), pointer(x), pointer(workspace)}, stream);
+}
+
+// (pixels, input channels, how taps are read) of each tile choice.
+py::list fused_input_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::FusedInputTile& tile : upfold::cuda::fused_input_tiles())
+    tiles.append(py::make_tuple(tile.pixels, tile.channels, tile.reads));
+  return tiles;
+}
+
+// (whole, split, parts, steps, copied, grain, resident)
+py::tuple fused_input_work(const FusedInputCall& call) {
+  const upfold::cuda::FusedInputWork work = call.work();
+  return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident);
 }
 
 // (result channels, positions) of each tile choice.
@@ -183,6 +204,16 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
       .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
+  m.def("fused_input_tiles", &fused_input_tiles);
+  m.def("fused_input_fits", &upfold::cuda::fused_input_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  py::class_<FusedInputCall>(m, "FusedInputCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("workspace_bytes", &FusedInputCall::workspace_bytes)
+      .def_property_readonly("work", &fused_input_work)
+      .def("enqueue", &fused_input, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
   m.def("code_capability", &upfold::cuda::code_capability, py::arg("device"));
   m.def("info", &info);
   m.def("build_info", &upfold::build_info);

@@ -250,6 +250,17 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
       (long long)p.in_w, (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
 }
 
+// On warpgroups alone, of whose barriers racecheck knows nothing.
+void run_fused_input(const Problem& p, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_input_tiles().size()); ++config) {
+    const std::int64_t alignment = pick(random, {4, 16});  // of a buffer, and less
+    if (!fused_input_fits(0, p, config, alignment)) continue;
+    const FusedInputCall fused(0, p, config, alignment);
+    compare("fused_input", p, false, random, fused.workspace_bytes(), tally,
+            [&](void* x, void* w, void*, void* y, void* space) { fused.run({y, w, x, space}, 0); });
+  }
+}
+
 void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   const Launch launch{0, 0};
   Problem p = random_problem(random, small);
@@ -276,6 +287,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
       compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });
     }
+    if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;

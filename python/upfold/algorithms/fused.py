@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda
+from . import cuda, fused_input
 from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
@@ -107,14 +107,19 @@ class Fused:
             return reason
         if cuda.module().code_capability(cuda.index(device)) < _LEAST_CAPABILITY:
             return "it needs compute capability 8.0 or newer, and kernels that were compiled for it"
-        if problem.operator is not Operator.CONV_TRANSPOSE:
-            return "it has no adjoints yet"
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            return "it has no gradient of the weight yet"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
+        exact = problem.dtype is torch.float32 and not problem.allow_tf32
+        if exact and problem.operator is not Operator.CONV_TRANSPOSE:
+            return "torch's convolution switch asks for full float32; its gradients would round to TF32"
         if not _microseconds(problem, cuda.index(device)):
-            if problem.dtype is torch.float32 and not problem.allow_tf32:
+            if problem.operator is Operator.CONV:
+                return fused_input.REFUSAL
+            if exact:
                 return (
-                    "torch's convolution switch asks for full float32; its tiles for that hold whole weights, which are too large"
+                    "torch's convolution switch asks for full float32; its tiles for it hold whole weights, this one is too large"
                 )
             return "its taps reach too far, or a count of positions is beyond 2^30"
         if not self.configs(problem, device):
@@ -136,7 +141,8 @@ class Fused:
         if device.type == "cpu":
             return on_cpu(native.cpu().fused, problem)
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
-        return call
+        mirrored = fused_input.mirrored(problem, config)
+        return call if mirrored is None else fused_input.swapped(call, problem)
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the packing and the kernel."""
@@ -144,6 +150,11 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if problem.operator is Operator.CONV:
+        mirrored = fused_input.mirrored(problem, config)
+        if mirrored is None:
+            return cuda.module().FusedInputCall(device, problem.cuda, config, problem.alignment)
+        problem, config = mirrored, config - fused_input.MIRRORED
     return cuda.module().FusedCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap, not problem.allow_tf32)
 
 
@@ -206,6 +217,10 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], tile:
 @lru_cache(maxsize=4096)
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, each of some steps, which multiply or wait for their inputs."""
+    if problem.operator is Operator.CONV:
+        mirrored = fused_input.mirrored(problem)
+        as_forward = {} if mirrored is None else _microseconds(mirrored, device)
+        return fused_input.microseconds(problem, device) | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     half = DTYPE_BYTES[problem.dtype] == 2

@@ -1,0 +1,330 @@
+// What a block of the fused gradient of the input does; its layout is in fused_input.cuh.
+#pragma once
+
+#include "fused_input_read.cuh"
+#include "fused_input_store.cuh"
+#include "mma.cuh"
+#include "ring.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+struct InputShared {
+  std::uint64_t raw_full[kMostInputBuffers / 4], raw_empty[kMostInputBuffers / 4];
+  std::uint64_t weight_full[kMostInputBuffers], weight_empty[kMostInputBuffers];
+};
+
+template <typename Value, typename Tile>
+struct InputBlock {
+  using Read = InputRead<Value, Tile::kReads>;
+  static constexpr int kSize = Read::kSize, kEntries = 4 / kSize;  // kEntries: of a step
+  using Sums = float[Tile::kM][Tile::kN8][4];
+  using Rows = InputStep[Tile::kTurn][Tile::kM];
+
+  const InputJob& job;
+  InputShared& shared;
+  uint4* memory;
+  std::uint32_t tiles;
+
+  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
+    return memory + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
+  }
+  __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
+    return reinterpret_cast<unsigned char*>(weight(std::uint32_t(job.weight_buffers))) + buffer * std::uint32_t(job.raw_bytes);
+  }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < job.raw_buffers; ++i) {
+        barrier_make(address(shared.raw_full[i]), Tile::kLoaders);
+        barrier_make(address(shared.raw_empty[i]), Tile::kThreads / 32);
+      }
+      for (int i = 0; i < job.weight_buffers; ++i) {
+        barrier_make(address(shared.weight_full[i]), 1);
+        barrier_make(address(shared.weight_empty[i]), Tile::kThreads / 32);
+      }
+      barriers_made();
+    }
+    __syncthreads();  // barriers are made
+  }
+
+  // One thread copies the weights of all tiles; where they all fit, those of the first tile.
+  __device__ __forceinline__ void copy_weights(const uint4* packed) const {
+    await_previous();  // which packs them
+    Ring stage(job.weight_buffers);
+    const std::uint32_t bytes = std::uint32_t(job.stage_steps * Tile::kStepWords * 16);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      const std::int64_t first = (std::int64_t(place.group) * job.channel_tiles.value + place.channel_tile) * job.chunks;
+      const uint4* from = packed + (first + place.first_chunk) * job.steps * Tile::kStepWords;
+      for (std::int32_t i = place.chunks * (job.steps / job.stage_steps); i > 0; --i, stage.next()) {
+        const std::uint32_t full = address(shared.weight_full[stage.at]);
+        barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
+        barrier_arrive_expecting(full, bytes);
+        copy_bulk(shared_address(weight(stage.at)), from, bytes, full);
+        from += job.stage_steps * Tile::kStepWords;
+      }
+      if (job.resident) return;
+    }
+  }
+
+  // Where a run of `grain` bytes of the patch comes from (-1: zeros), without the channel, and where in a channel it goes.
+  struct Column {
+    std::int64_t from;
+    std::uint32_t to;
+  };
+  __device__ __forceinline__ Column column_of(const InputPlace& place, std::int32_t number) const {
+    const std::int32_t elements = job.grain / kSize;
+    std::uint32_t rest = std::uint32_t(number);
+    const std::int32_t w = std::int32_t(take(job.row_columns, rest)) * elements;
+    Column column;
+    column.to = (rest * std::uint32_t(job.span) + std::uint32_t(w)) * kSize;
+    std::int32_t at[3];
+    at[2] = place.first[2] * job.axis[2].stride + job.axis[2].low - job.skew + w;
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+      at[i] = place.first[i] * job.axis[i].stride + job.axis[i].low + std::int32_t(take(job.axis[i].extent, rest));
+    }
+    const std::int32_t n = place.n + std::int32_t(rest);
+    bool inside = number < job.columns && n < job.batch;
+    std::int64_t from = n * job.y_n;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      inside = inside && std::uint32_t(at[i]) < std::uint32_t(job.axis[i].out);
+      from += at[i] * job.y_axis[i];
+    }
+    column.from = inside ? from : -1;
+    return column;
+  }
+
+  // Three warps copy y, a chunk into each buffer: a thread keeps kOwn columns, and takes every `together`-th channel of them.
+  template <int kGrain, int kOwn>
+  __device__ __forceinline__ void copy_patches(const Value* y) const {
+    const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads;
+    const std::int32_t lanes = job.columns < Tile::kLoaders ? job.columns : Tile::kLoaders, together = Tile::kLoaders / lanes;
+    const std::int32_t first = loader / lanes, lane = loader % lanes;
+    const std::int32_t channels = first < together ? job.chunk_channels : 0;
+    const std::int64_t from_step = together * job.y_c;
+    const std::uint32_t to_step = std::uint32_t(together * job.pitch);
+    Ring buffer(job.raw_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      std::int32_t left = job.oc - place.first_chunk * job.chunk_channels;
+      const Value* from[kOwn];
+      std::uint32_t to[kOwn], live = 0;  // a bit of each column
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {
+        const Column own = column_of(place, lane + j * Tile::kLoaders);
+        if (own.from >= 0) live |= 1u << j;
+        from[j] = y + (std::int64_t(place.group) * job.oc + job.oc - left + first) * job.y_c + (own.from < 0 ? 0 : own.from);
+        to[j] = own.to + std::uint32_t(first * job.pitch);
+      }
+      for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), left -= job.chunk_channels) {
+        barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
+        const std::uint32_t patch = shared_address(raw(buffer.at));
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) {
+          if (kOwn > 1 && lane + j * Tile::kLoaders >= job.columns) continue;
+          const Value* at = from[j];
+          std::uint32_t own_to = patch + to[j];
+          if (left >= job.chunk_channels) {
+#pragma unroll 4
+            for (std::int32_t c = first; c < channels; c += together, at += from_step, own_to += to_step)
+              copy_async<kGrain>(own_to, at, live >> j & 1);
+          } else {
+            for (std::int32_t c = first; c < channels; c += together, at += from_step, own_to += to_step)
+              copy_async<kGrain>(own_to, c < left ? at : y, c < left && (live >> j & 1));
+          }
+          from[j] += job.chunk_channels * job.y_c;
+        }
+        barrier_arrive_copied(address(shared.raw_full[buffer.at]));
+      }
+    }
+    copy_async_wait_all();
+  }
+  template <int kGrain>
+  __device__ __forceinline__ void copy_patches_of(const Value* y) const {
+    if (job.columns <= Tile::kLoaders) return copy_patches<kGrain, 1>(y);
+    if (job.columns <= 2 * Tile::kLoaders) return copy_patches<kGrain, 2>(y);
+    if (job.columns <= 3 * Tile::kLoaders) return copy_patches<kGrain, 3>(y);
+    copy_patches<kGrain, kMostInputColumns / Tile::kLoaders>(y);
+  }
+  __device__ __forceinline__ void copy_all_patches(const Value* y) const {
+    if (job.grain == 16) return copy_patches_of<16>(y);
+    if (job.grain == 8) return copy_patches_of<8>(y);
+    copy_patches_of<4>(y);
+  }
+
+  using Entries = InputEntry[Tile::kTurn * kEntries];
+  // Those of a turn, as vectors of the launch's arguments.
+  __device__ __forceinline__ void entries_of(Entries& to, std::int32_t step) const {
+    constexpr int kTogether = Tile::kTurn * kEntries % 4 == 0 ? 4 : Tile::kTurn * kEntries % 2 == 0 ? 2 : 1;
+    const InputEntry* const from = job.offsets + step * kEntries;
+#pragma unroll
+    for (int i = 0; i < Tile::kTurn * kEntries; i += kTogether) {
+      if constexpr (kTogether == 4) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+      if constexpr (kTogether == 2) *reinterpret_cast<uint2*>(to + i) = *reinterpret_cast<const uint2*>(from + i);
+      if constexpr (kTogether == 1) to[i] = from[i];
+    }
+  }
+
+  // A lane's rows of one turn: `from` is where the chunk begins, `own` what the lane adds.
+  __device__ __forceinline__ void load_rows(Rows& rows, const unsigned char* from, const std::int32_t (&own)[Tile::kM][2],
+                                            std::int32_t step) const {
+    alignas(16) Entries entries;
+    entries_of(entries, step);
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i) {
+      const unsigned char *const pixel = from + own[i][0], *const next = from + own[i][1];
+#pragma unroll
+      for (int e = 0; e < Tile::kTurn * kEntries; ++e) {
+        const std::uint32_t a = entries[e].a * std::uint32_t(kSize), b = entries[e].b * std::uint32_t(kSize);
+        InputStep& to = rows[e / kEntries][i];
+        if constexpr (Tile::kReads == InputReads::kFours) {
+          Read::four(to, e % kEntries, pixel + a);
+        } else if constexpr (Tile::kReads == InputReads::kRows) {
+          if (e % 2 == 0) Read::row(to, rows[(e + 1) / kEntries][i], pixel + a);
+        } else if constexpr (Tile::kReads == InputReads::kThrees) {
+          if (e % 3 != 0) continue;
+          InputStep* const three[] = {&to, &rows[(e + 1) / kEntries][i], &rows[(e + 2) / kEntries][i]};
+          const int halves[] = {e % kEntries, (e + 1) % kEntries, (e + 2) % kEntries};
+          Read::threes(three, halves, pixel + a, pixel + entries[e + 1].b * std::uint32_t(kSize));
+        } else {
+          Read::pixel(to, e % kEntries, 0, pixel + a, pixel + b);
+          Read::pixel(to, e % kEntries, 1, next + a, next + b);
+        }
+      }
+    }
+  }
+
+  // What a lane adds to where a chunk begins, in bytes: its two pixels of each product, and its channel.
+  __device__ __forceinline__ void place_rows(std::int32_t (&own)[Tile::kM][2]) const {
+    const std::int32_t pixels =
+        std::int32_t(job.axis[0].tile.value * job.axis[1].tile.value * job.axis[2].tile.value * job.tile_n.value);
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t number = input_pixel_of<Tile>(std::int32_t(threadIdx.x), i) + half;
+        const InputPixel pixel = input_pixel(job, number < pixels ? number : 0);  // behind the box: read, not stored
+        std::int32_t row = pixel.n;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) row = row * std::int32_t(job.axis[j].extent.value) + pixel.at[j] * job.axis[j].stride;
+        own[i][half] = (row * job.span + pixel.at[2] * job.axis[2].stride) * kSize + std::int32_t(threadIdx.x) % 4 * job.pitch;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void arrive(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+  // How far a warpgroup has come.
+  struct Progress {
+    Ring buffer, stage;
+  };
+
+  // The sums of a tile: the rows of one turn are read while those of the turn before are multiplied.
+  __device__ __forceinline__ void accumulate(const InputPlace& place, const std::int32_t (&own)[Tile::kM][2], Progress& at,
+                                             Sums& sums) const {
+    constexpr std::uint64_t kHigh = std::uint64_t(16) << 32;  // matrix_descriptor(at, 8, 16) beside the address
+    constexpr std::uint32_t kLow = 8 << 16;
+    std::int32_t turns = place.chunks * (job.steps / Tile::kTurn), loaded = 0, multiplied = 0;
+    std::uint32_t b = 0, used = 0;  // used: barrier of the weights that the products before read; 0: none, or released
+    Rows rows[2];
+    const unsigned char* from = raw(at.buffer.at);
+    const auto load = [&](Rows& to) {
+      if (loaded == 0) barrier_wait(address(shared.raw_full[at.buffer.at]), at.buffer.parity);
+      load_rows(to, from, own, loaded);
+      loaded += Tile::kTurn;
+      if (loaded < job.steps) return;
+      __syncwarp();  // everyone has read the chunk
+      arrive(address(shared.raw_empty[at.buffer.at]));
+      loaded = 0, at.buffer.next(), from = raw(at.buffer.at);
+    };
+    load(rows[0]);
+#pragma unroll 1
+    while (turns > 0) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        if (odd == 1 && turns == 0) continue;
+        if (multiplied == 0) {
+          barrier_wait(address(shared.weight_full[at.stage.at]), at.stage.parity);
+          b = kLow + shared_address(weight(at.stage.at)) / 16;
+        }
+        warpgroup_begin();
+#pragma unroll
+        for (int k = 0; k < Tile::kTurn; ++k) {
+#pragma unroll
+          for (int i = 0; i < Tile::kM; ++i)
+            WarpgroupRows<Value, Tile::kN8, 0>::add(sums[i], rows[odd][k][i], kHigh | (b + std::uint32_t(k * Tile::kStepWords)));
+        }
+        warpgroup_commit();
+        b += std::uint32_t(Tile::kTurn * Tile::kStepWords), multiplied += Tile::kTurn, --turns;
+        warpgroup_wait<1>();  // all products but those of this turn: the other rows are free
+        if (used != 0) arrive(used);
+        used = 0;
+        if (multiplied == job.stage_steps) {
+          used = job.resident ? 0 : address(shared.weight_empty[at.stage.at]);
+          multiplied = 0, at.stage.next();
+        }
+        if (turns > 0) load(rows[odd ^ 1]);
+      }
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kN8 * 4; ++i) pin(sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4]);
+    if (used != 0) arrive(used);
+  }
+
+  // Two warpgroups multiply and store.
+  __device__ __forceinline__ void compute(Value* x, float4* partial) const {
+    std::int32_t own[Tile::kM][2];
+    place_rows(own);
+    Progress at{Ring(job.raw_buffers), Ring(job.weight_buffers)};
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      Sums sums = {};
+      if (job.resident) at.stage = Ring(job.weight_buffers);
+      accumulate(place, own, at, sums);
+      if (tile >= job.whole) {
+        float4* const parts = partial + std::int64_t(tile - job.whole) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < Tile::kM * Tile::kN8; ++i) {
+          const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];
+          parts[i * Tile::kThreads] = {v[0], v[1], v[2], v[3]};
+        }
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < Tile::kM; ++i) store_input<Value, Tile>(job, place, x, i, 0, sums[i]);
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(Tile::kBlockThreads, 1)
+    fused_input_kernel(const __grid_constant__ InputJob job, std::uint32_t tiles, const Value* __restrict__ y,
+                       const uint4* __restrict__ packed, Value* __restrict__ x, float4* __restrict__ partial) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ InputShared shared;
+  const InputBlock<Value, Tile> block{job, shared, memory, tiles};
+  block.make_barriers();
+  if (threadIdx.x >= Tile::kThreads) {
+    give_registers_back<Tile::kLoadRegisters>();
+    if (threadIdx.x < Tile::kThreads + Tile::kLoaders) {
+      block.copy_all_patches(y);
+    } else if (threadIdx.x == Tile::kThreads + Tile::kLoaders) {
+      block.copy_weights(packed);
+    }
+  } else {
+    take_registers<Tile::kMultiplyRegisters>();
+    block.compute(x, partial);
+  }
+#endif
+}
+
+}  // namespace upfold::cuda

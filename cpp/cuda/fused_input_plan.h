@@ -1,0 +1,25 @@
+// How the fused gradient of the input cuts a problem into blocks.
+#pragma once
+
+#include "api.h"
+#include "fused_input.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct InputTileSize {
+  int pixels, channels, turn;
+  InputReads reads;
+};
+
+struct InputPlan {
+  bool possible = false;
+  InputJob job = {};
+  unsigned blocks = 0, pack_blocks = 0;  // tiles, each of a part of the reduction; blocks that pack the weight
+  int shared_bytes = 0, pack_bytes = 0;
+  std::int32_t pack_pitch = 0;
+  std::int64_t combinations = 1;  // of groups, channel tiles and parts of the reduction
+  std::int64_t packed_bytes = 0, workspace_bytes = 0;
+};
+
+}  // namespace upfold::cuda

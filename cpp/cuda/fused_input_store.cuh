@@ -1,0 +1,133 @@
+// Around the products of the fused gradient of the input: the weight laid out as blocks read it, sums stored, and the sum of a
+// split reduction.
+#pragma once
+
+#include "fused_input.cuh"
+#include "mma.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_DEVICE void store_neighbours(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = {a, b}; }
+UPFOLD_DEVICE void store_neighbours(__half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
+UPFOLD_DEVICE void store_neighbours(__nv_bfloat16* to, float a, float b) {
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+// Offset of pixel `number` of a box in x, without the channel, or -1.
+UPFOLD_DEVICE std::int64_t input_offset(const InputJob& job, const InputPlace& place, std::int32_t number) {
+  const InputPixel pixel = input_pixel(job, number);
+  const std::int32_t n = place.n + pixel.n;
+  bool live = std::uint32_t(pixel.n) < job.tile_n.value && n < job.batch;
+  std::int64_t offset = n * job.x_n;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const std::int32_t at = place.first[i] + pixel.at[i];
+    live = live && at < job.axis[i].in;
+    offset += at * job.x_axis[i];
+  }
+  return live ? offset : -1;
+}
+
+// A thread's sums of product i, from column tile kFirst on: columns 2 * (lane % 4) and the next one of two neighbouring pixels.
+template <typename Value, typename Shape, int kCount>
+UPFOLD_DEVICE void store_input(const InputJob& job, const InputPlace& place, Value* x, int i, int first_column,
+                               const float (&sums)[kCount][4]) {
+  const std::int32_t thread = std::int32_t(threadIdx.x), number = input_pixel_of<Shape>(thread, i);
+  const std::int32_t channel = place.channel_tile * Shape::kChannels + first_column * 8 + thread % 4 * 2;
+  const std::int32_t left = job.ic - channel;
+  Value* const base = x + (std::int64_t(place.group) * job.ic + channel) * job.x_c;
+  if (job.wide) {
+    const std::int64_t offset = input_offset(job, place, number);
+    if (offset < 0) return;
+    Value* at = base + offset;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j, at += 8 * job.x_c) {
+      if (8 * j < left) store_neighbours(at, sums[j][0], sums[j][2]);
+      if (8 * j + 1 < left) store_neighbours(at + job.x_c, sums[j][1], sums[j][3]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t offset = input_offset(job, place, number + half);
+    if (offset < 0) continue;
+    Value* at = base + offset;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j, at += 8 * job.x_c) {
+      if (8 * j < left) *at = Narrow<Value>::from(sums[j][2 * half]);
+      if (8 * j + 1 < left) at[job.x_c] = Narrow<Value>::from(sums[j][2 * half + 1]);
+    }
+  }
+}
+
+// A block sums the parts of one column tile of one product of a tile, in their order, and stores it.
+template <typename Value, typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    fused_input_reduce_kernel(const __grid_constant__ InputJob job, const float4* __restrict__ partial, Value* __restrict__ x) {
+  constexpr std::uint32_t kColumns = Shape::kM * Shape::kN8, kVectors = kColumns * Shape::kThreads;
+  const std::uint32_t sum = blockIdx.x % kColumns, first = blockIdx.x / kColumns * job.splits.value;
+  const float4* from = partial + std::int64_t(first) * kVectors + sum * Shape::kThreads + threadIdx.x;
+  float total[1][4] = {};
+  for (std::uint32_t i = 0; i < job.splits.value; ++i, from += kVectors) {
+    const float4 part = *from;
+    total[0][0] += part.x, total[0][1] += part.y, total[0][2] += part.z, total[0][3] += part.w;
+  }
+  store_input<Value, Shape>(job, input_place(job, job.whole + first), x, int(sum / Shape::kN8), int(sum % Shape::kN8), total);
+}
+
+UPFOLD_DEVICE std::uint32_t input_word(float v, float) { return to_tf32(v); }
+template <typename Value>
+UPFOLD_DEVICE std::uint32_t input_word(Value low, Value high) {
+  return *reinterpret_cast<const std::uint16_t*>(&low) | std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&high)) << 16;
+}
+
+// packed[group][channel_tile][chunk][step][group of 8 channels][2 vectors][channel][16 bytes]: a block lays out some chunks of
+// eight input channels, whose taps lie side by side in w, by way of shared memory, `pitch` elements for each.
+template <typename Value>
+__global__ void __launch_bounds__(256)
+    fused_input_pack_kernel(const __grid_constant__ InputJob job, std::int32_t groups_of_8, std::int32_t pitch,
+                            const Value* __restrict__ w, uint4* __restrict__ packed) {
+  let_next_begin();
+  constexpr int kEntries = 4 / int(sizeof(Value));
+  extern __shared__ uint4 memory[];
+  Value* const values = reinterpret_cast<Value*>(memory);
+  const std::int32_t blocks = (job.chunks + job.pack_chunks - 1) / job.pack_chunks;
+  const std::int32_t first_chunk = std::int32_t(blockIdx.x) % blocks * job.pack_chunks;
+  const std::int32_t left = job.chunks - first_chunk, chunks = left < job.pack_chunks ? left : job.pack_chunks;
+  std::uint32_t rest = blockIdx.x / std::uint32_t(blocks);
+  const std::int32_t own = std::int32_t(rest) % groups_of_8;
+  rest /= std::uint32_t(groups_of_8);
+  const std::int32_t channel_tile = std::int32_t(rest % job.channel_tiles.value);
+  const std::int32_t group = std::int32_t(rest / job.channel_tiles.value), first_channel = (channel_tile * groups_of_8 + own) * 8;
+  const std::int32_t run = job.chunk_channels * std::int32_t(job.taps.value);
+  {
+    const std::int32_t row = std::int32_t(threadIdx.x) / 32, ic = first_channel + row;
+    const Value* const from = w + (std::int64_t(group) * job.ic + ic) * job.w_ic;
+    for (std::int32_t i = std::int32_t(threadIdx.x) % 32; i < chunks * run; i += 32) {
+      std::uint32_t oc = std::uint32_t(first_chunk * run + i), tap = take(job.taps, oc);
+      std::int64_t at = oc * job.w_oc + take(job.kernel_w, tap) * job.w_axis[2];
+      at += take(job.kernel_h, tap) * job.w_axis[1] + tap * job.w_axis[0];
+      values[row * pitch + i] = ic < job.ic && oc < std::uint32_t(job.oc) ? from[at] : Narrow<Value>::from(0.0f);
+    }
+  }
+  __syncthreads();  // the taps are there
+  uint4* const to = packed + ((std::int64_t(rest) * job.chunks + first_chunk) * job.steps * groups_of_8 + own) * 16;
+  const std::int32_t taps = std::int32_t(job.taps.value);
+  for (std::int32_t i = std::int32_t(threadIdx.x); i < chunks * job.steps * 16; i += 256) {
+    const std::int32_t row = i % 8, vector = i / 8 % 2, step = i / 16 % job.steps, chunk = i / 16 / job.steps;
+    const InputEntry entry = job.sources[step * kEntries + (kEntries == 2 ? vector : 0)];
+    const Value* const from = values + row * pitch + chunk * run;
+    const auto tap_of = [&](std::uint32_t source) {  // of the first of its four channels
+      std::uint32_t quad = source;
+      const std::uint32_t tap = take(job.taps, quad);
+      return from + std::int32_t(quad) * 4 * taps + std::int32_t(tap);
+    };
+    const Value* const a = tap_of(kEntries == 2 || vector == 0 ? entry.a : entry.b);
+    const Value* const b = kEntries == 2 ? tap_of(entry.b) : a;
+    to[std::int64_t(i / 16) * (16 * groups_of_8) + i % 16] = {input_word(a[0], b[0]), input_word(a[taps], b[taps]),
+                                                              input_word(a[2 * taps], b[2 * taps]),
+                                                              input_word(a[3 * taps], b[3 * taps])};
+  }
+}
+
+}  // namespace upfold::cuda

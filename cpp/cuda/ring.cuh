@@ -1,0 +1,17 @@
+// Buffers of shared memory that are filled and read in turn.
+#pragma once
+
+#include <cstdint>
+
+namespace upfold::cuda {
+
+// The next of `count` buffers that take turns, and the parity of the phase of its barriers.
+struct Ring {
+  std::uint32_t count, at = 0, parity = 0;
+  __device__ __forceinline__ explicit Ring(std::int32_t buffers) : count(std::uint32_t(buffers)) {}
+  __device__ __forceinline__ void next() {
+    if (++at == count) at = 0, parity ^= 1;
+  }
+};
+
+}  // namespace upfold::cuda

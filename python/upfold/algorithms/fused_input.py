@@ -1,0 +1,95 @@
+"""The fused gradient of the input on a GPU: its own tiles, and those of the forward where the stride is 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
+from . import cuda
+from .base import Enqueue
+
+REFUSAL = (
+    "its gradient of the input wants compute capability 9.0, 16 input and 3 output channels in a group, rows of the gradient in "
+    "order and aligned to 4 bytes, and taps and sizes that fit a tile"
+)
+# The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
+MIRRORED = 100
+# What predicts the microseconds of a call, fitted to every tile of 23 layers in two types on an H200 (13 % off in root mean
+# square). Like those of the forward they order tiles and methods; they are no rates of the device.
+_CALL = 11.2
+_MEMORY = 0.308  # of a megabyte of the operands, at the least
+_PACKED = 0.357  # of a megabyte of the weight
+_PARTIAL = 0.382  # of a megabyte of partial sums
+_COPIED, _COPY = 6.63e-6, 3.99e-4  # of a byte of the gradient, and of a copy of some
+_STREAMED = 1.64e-5  # of a byte of weights, where they do not stay
+_STORED = 1.37e-5  # of a sum
+# Of a step, and of a pixel and a channel in one: where taps are read as fours (0), as rows of four (1), and otherwise. Of the
+# others only an older form was measured, which asked how to read each tap: they should be faster.
+_MULTIPLY = {0: (0.117, 4.48e-6), 1: (0.0897, 2.88e-6)}
+_OTHERWISE = (0.226, 4.05e-6)
+_ONE_PRODUCT, _TWO = 128, 1.46  # pixels of one product for each warpgroup; how much longer two of them take
+
+
+@lru_cache(maxsize=4096)
+def _mirrored(problem: Problem) -> Problem | None:
+    padding = tuple(d * (k - 1) - p for d, k, p in zip(problem.dilation, problem.kernel_size, problem.padding))
+    if problem.operator is not Operator.CONV or problem.groups > 1 or max(problem.stride) > 1 or min(padding) < 0:
+        return None
+    in_stride, out_stride, *taps = problem.w_strides
+    return replace(
+        problem,
+        operator=Operator.CONV_TRANSPOSE,
+        in_channels=problem.out_channels,
+        out_channels=problem.in_channels,
+        in_size=problem.out_size,
+        out_size=problem.in_size,
+        padding=(padding[0], padding[1], padding[2]),
+        x_strides=problem.y_strides,
+        y_strides=problem.x_strides,
+        w_strides=(out_stride, in_stride, -taps[0], -taps[1], -taps[2]),
+        has_bias=False,
+        activation=NO_ACTIVATION,
+    )
+
+
+def mirrored(problem: Problem, config: int = MIRRORED) -> Problem | None:
+    """The forward that computes a gradient of stride 1 with its kernel turned round, where this config is one of its tiles."""
+    return _mirrored(problem) if config >= MIRRORED else None
+
+
+def swapped(forward: Enqueue, problem: Problem) -> Enqueue:
+    """Call a mirrored problem's forward with the operands of the gradient: its weight begins at the last tap."""
+    steps = sum(stride * (size - 1) for stride, size in zip(problem.w_strides[2:], problem.kernel_size))
+    last_tap = steps * DTYPE_BYTES[problem.dtype]
+
+    def call(x: int, w: int, bias: int, y: int, workspace: int, stream: int) -> None:
+        forward(y, w + last_tap, 0, x, workspace, stream)
+
+    return call
+
+
+@lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits: waves of tiles, which multiply or wait for what they copy, and store."""
+    module = cuda.module()
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    packed = DTYPE_BYTES[problem.dtype] * problem.in_channels * problem.out_channels_per_group * problem.taps
+    least = 1e-6 * problem.bytes * _MEMORY
+    predicted = {}
+    for config, (pixels, channels, reads) in enumerate(module.fused_input_tiles()):
+        if not module.fused_input_fits(device, problem.cuda, config, problem.alignment):
+            continue
+        work = module.FusedInputCall(device, problem.cuda, config, problem.alignment).work
+        whole, split, parts, steps, copied, grain, resident = work
+        step, product = _MULTIPLY.get(reads, _OTHERWISE)
+        multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
+        load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
+        store = pixels * channels * _STORED
+        waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
+        time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
+        time += 4e-6 * split * parts * pixels * channels * _PARTIAL + 1e-6 * packed * _PACKED
+        predicted[config] = max(_CALL + time, least)
+    return predicted
