@@ -140,6 +140,9 @@ UPFOLD_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses to a sum across.
 UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
+// Keeps a register that a product reads from being another's up to here.
+UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
+
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
 // warp's 16 rows as above.
 template <typename Value, int kN8, int kStep, int kFirst>
