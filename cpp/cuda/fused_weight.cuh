@@ -18,13 +18,14 @@ constexpr int kPlaneChannels = 16;     // of the output
 constexpr int kVectorLog = 4;          // of the bytes of a vector
 constexpr int kWeightMostStages = 4;
 
-// Taps of a unit, input channels of a block; warpgroups of it that multiply, one unit a warp, and, behind them, that copy; blocks
-// of a multiprocessor.
+// Taps of a unit, input channels of a block; warpgroups of it that multiply, one unit a warp, and, behind them, that copy, a quarter
+// of them for each stage; blocks of a multiprocessor.
 template <int kTaps_, int kChannels_, int kWarpgroups_, int kCopyGroups_, int kBlocks_>
 struct FusedWeightTile {
   static constexpr int kTaps = kTaps_, kChannels = kChannels_, kBlocks = kBlocks_;
-  static constexpr int kColumns8 = kChannels / 8, kWarps = 4 * kWarpgroups_, kCopiers = 128 * kCopyGroups_;
-  static constexpr int kThreads = 32 * kWarps + kCopiers;
+  static constexpr int kColumns8 = kChannels / 8, kWarps = 4 * kWarpgroups_;
+  static constexpr int kCopiers = 128 * kCopyGroups_ / kWeightMostStages;  // of a stage
+  static constexpr int kThreads = 32 * kWarps + 128 * kCopyGroups_;
   // Without warpgroups all threads copy and multiply.
 #if UPFOLD_WARPGROUPS || !defined(__CUDA_ARCH__)
   static constexpr int kCopiersHere = kCopiers, kThreadsHere = kThreads;
@@ -34,7 +35,7 @@ struct FusedWeightTile {
   // Of a thread that multiplies and of one that copies: what a launch may give to all of them, shared out anew.
   static constexpr int kRegisters = 65536 / kBlocks / kThreads / 8 * 8;
   static constexpr int kCopyRegisters = kRegisters < 100 ? 48 : 56;
-  static constexpr int kMultiplyRegisters = kRegisters + (kRegisters - kCopyRegisters) * kCopiers / (32 * kWarps);
+  static constexpr int kMultiplyRegisters = kRegisters + (kRegisters - kCopyRegisters) * kCopyGroups_ * 4 / kWarps;
   static constexpr int kVectorPitch = 16 * kChannels + 16;  // bytes; neighbouring vectors of a row lie in different banks
 };
 
@@ -70,8 +71,9 @@ struct alignas(16) FusedWeightBegin {
   std::int32_t channels;
 };
 struct FusedWeightShared {
-  FusedWeightBegin begins[2][(kWeightMostPlanes + 1) * kStepVectors + 1];  // those of y, by plane; those of x; one outside
-  std::int32_t first_pixel[2];
+  // Of a stage, those of y, by plane; those of x; one outside.
+  FusedWeightBegin begins[kWeightMostStages][(kWeightMostPlanes + 1) * kStepVectors + 1];
+  std::int32_t first_pixel[kWeightMostStages];
   std::int32_t windows[kStepVectors];  // bytes from a plane's first row to a vector's first column
 };
 struct FusedWeightBarriers {
@@ -128,15 +130,17 @@ struct FusedWeightCopies {
         std::int32_t(row) * kPlaneChannels * job.pitch + job.shift + std::int32_t(in_row) * 16 * job.stride[2];
   }
 
-  // Where the rows of a step lie.
-  __device__ __forceinline__ void place_rows(std::uint32_t step) const {
-    const std::uint32_t i = thread, rows = job.rows.value, slot = step % 2;
-    std::uint32_t row = step;
-    const std::uint32_t chunk = take(job.chunks, row);
-    if (i == 0) shared.first_pixel[slot] = std::int32_t(chunk * job.row_vectors.value) * kVector;
-    if (i > std::uint32_t(job.block_planes + 1) * rows) return;
-    std::uint32_t plane = i;
-    row = row * rows + take(job.rows, plane);
+  // Where the rows of a step lie, for its stage.
+  __device__ __forceinline__ void place_rows(std::uint32_t step, std::int32_t slot) const {
+    std::uint32_t first_row = step;
+    const std::uint32_t chunk = take(job.chunks, first_row), rows = job.rows.value;
+    if (thread == 0) shared.first_pixel[slot] = std::int32_t(chunk * job.row_vectors.value) * kVector;
+    for (std::uint32_t i = thread; i <= std::uint32_t(job.block_planes + 1) * rows; i += Tile::kCopiersHere) {
+      shared.begins[slot][i] = begin_of(step, first_row * rows, i);
+    }
+  }
+  __device__ __forceinline__ FusedWeightBegin begin_of(std::uint32_t step, std::uint32_t row, std::uint32_t plane) const {
+    row += take(job.rows, plane);
     FusedWeightBegin begin{0, 0};
     if (step < place.end && row < job.total_rows && plane <= std::uint32_t(job.block_planes)) {
       const std::int32_t ih = std::int32_t(take(job.in_h, row)), id = std::int32_t(take(job.in_d, row));
@@ -155,7 +159,7 @@ struct FusedWeightCopies {
         }
       }
     }
-    shared.begins[slot][i] = begin;
+    return begin;
   }
 
   // Calls `use` with (piece number, first channel, channels of all threads) for each piece of x that a thread has.
@@ -176,12 +180,12 @@ struct FusedWeightCopies {
   }
 
   template <int kBytes>
-  __device__ __forceinline__ void copy_x(std::uint32_t step, std::uint32_t stage) const {
+  __device__ __forceinline__ void copy_x(std::int32_t slot, std::uint32_t stage) const {
     each_piece([&](std::uint32_t piece, std::int32_t channel, std::int32_t step_channels) {
       const std::uint32_t vector = piece >> (kVectorLog - job.x_grain), row = divide(job.row_vectors, vector);
-      const FusedWeightBegin begin = shared.begins[step % 2][job.block_planes * job.rows.value + row];
+      const FusedWeightBegin begin = shared.begins[slot][job.block_planes * job.rows.value + row];
       const std::int32_t pixel =
-          shared.first_pixel[step % 2] + std::int32_t((piece << job.x_grain) / sizeof(Value) - row * job.row_vectors.value * kVector);
+          shared.first_pixel[slot] + std::int32_t((piece << job.x_grain) / sizeof(Value) - row * job.row_vectors.value * kVector);
       const std::int32_t live = begin.channels > 0 && pixel < job.in_w ? job.in_channels - place.first_channel : 0;
       const Value* from = moved(x + (channel * job.x_c + pixel), begin.at);
       const std::int64_t pitch = step_channels * job.x_c;
@@ -196,28 +200,36 @@ struct FusedWeightCopies {
 
   // A row is a row of pixels of all channels of a plane.
   template <int kBytes>
-  __device__ __forceinline__ void copy_y(std::uint32_t step, std::uint32_t stage) const {
+  __device__ __forceinline__ void copy_y(std::int32_t slot, std::uint32_t stage) const {
     constexpr std::int32_t kElements = kBytes / std::int32_t(sizeof(Value));
-    const std::int32_t lanes = 1 << job.y_lanes, own = std::int32_t(thread) >> job.y_lanes, channel = own % kPlaneChannels;
-    const std::int32_t together = Tile::kCopiersHere / kPlaneChannels >> job.y_lanes, rows = job.block_planes * job.rows.value;
-    const std::int32_t first = shared.first_pixel[step % 2] * job.stride[2] - job.pad[2] - job.shift / std::int32_t(sizeof(Value));
-    const std::uint32_t pitch = std::uint32_t(together * kPlaneChannels * job.pitch);
+    const std::int32_t lanes = 1 << job.y_lanes, own = std::int32_t(thread) >> job.y_lanes, own_channel = own % kPlaneChannels;
+    const std::int32_t together = Tile::kCopiersHere >> job.y_lanes, rows = job.block_planes * std::int32_t(job.rows.value);
+    const std::int32_t step_rows = together > kPlaneChannels ? together / kPlaneChannels : 1;
+    const std::int32_t first = shared.first_pixel[slot] * job.stride[2] - job.pad[2] - job.shift / std::int32_t(sizeof(Value));
+    const std::int64_t from_pitch = together * job.y_c;
+    const std::uint32_t to_pitch = std::uint32_t(together * job.pitch);
     for (std::int32_t piece = std::int32_t(thread) & (lanes - 1); piece < job.y_pieces; piece += lanes) {
       const std::int32_t column = first + piece * kElements;
-      const std::int32_t least = std::uint32_t(column) < std::uint32_t(job.out_w) ? channel : kPlaneChannels << 20;
-      const Value* const from = y + (channel * job.y_c + column);
-      std::uint32_t to = base + stage + std::uint32_t(job.y_at + own * job.pitch + piece * kBytes);
+      const bool inside = std::uint32_t(column) < std::uint32_t(job.out_w);
+      const Value* const first_from = y + (own_channel * job.y_c + column);
+      const std::uint32_t first_to = base + stage + std::uint32_t(job.y_at + own_channel * job.pitch + piece * kBytes);
+#pragma unroll 1
+      for (std::int32_t row = own / kPlaneChannels; row < rows; row += step_rows) {
+        const FusedWeightBegin begin = shared.begins[slot][row];
+        const std::int32_t channels = inside ? begin.channels : 0;
+        const Value* from = moved(first_from, begin.at);
+        std::uint32_t to = first_to + std::uint32_t(row * kPlaneChannels * job.pitch);
 #pragma unroll 4
-      for (std::int32_t row = own / kPlaneChannels; row < rows; row += together, to += pitch) {
-        const FusedWeightBegin begin = shared.begins[step % 2][row];
-        copy_piece<kBytes>(to, moved(from, begin.at), least < begin.channels);
+        for (std::int32_t channel = own_channel; channel < kPlaneChannels; channel += together, from += from_pitch, to += to_pitch) {
+          copy_piece<kBytes>(to, from, channel < channels);
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void copy(std::uint32_t step, std::uint32_t stage) const {
-    with_bytes(job.x_grain, [&](auto bytes) { copy_x<decltype(bytes)::kValue>(step, stage); });
-    with_bytes(job.y_grain, [&](auto bytes) { copy_y<decltype(bytes)::kValue>(step, stage); });
+  __device__ __forceinline__ void copy(std::int32_t slot, std::uint32_t stage) const {
+    with_bytes(job.x_grain, [&](auto bytes) { copy_x<decltype(bytes)::kValue>(slot, stage); });
+    with_bytes(job.y_grain, [&](auto bytes) { copy_y<decltype(bytes)::kValue>(slot, stage); });
   }
 
   // A step has arrived: a thread rounds the pieces of x that it copied itself.

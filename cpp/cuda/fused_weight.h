@@ -7,7 +7,7 @@
 namespace upfold::cuda {
 
 // A tile choice: neighbouring taps of a warp, warps that multiply, input channels of a block, blocks of a multiprocessor; threads
-// that copy, and all of a block.
+// that copy a stage, and all of a block.
 struct FusedWeightTileSize {
   int taps, warps, channels, blocks, copiers, threads;
 };

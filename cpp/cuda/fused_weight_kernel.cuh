@@ -168,31 +168,27 @@ struct FusedWeightBlock {
     __syncthreads();  // the barriers are there
   }
 
-  // The copies of a step have arrived: those that wait for it may read it.
-  __device__ __forceinline__ void complete(Ring& ring) const {
-    copies.round_own(stage(ring.at));
-    publish_to_products();
-    __syncwarp();  // everyone's
-    arrive(barriers.full[ring.at]);
-    ring.next(job.stages);
-  }
+  // Some threads copy the steps of one stage: they round x and let the products have the stage, and await them.
   __device__ __forceinline__ void copy_steps() const {
-    Ring ring{0, 1}, arrived{0, 0};  // every stage is empty at first
-    copies.place_windows();
-    copies.place_rows(place.begin);
-    const std::uint32_t late = std::uint32_t(job.stages - 2);
-    for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
-      meet<1, Tile::kCopiers>();  // where the step's rows lie is known, those of the step before are copied
-      copies.place_rows(step + 1);
-      barrier_wait(address(barriers.empty[ring.at]), std::uint32_t(ring.parity));
-      copies.copy(step, std::uint32_t(ring.at * job.stage_bytes));
+    const std::int32_t own_stage = std::int32_t(threadIdx.x - 32 * Tile::kWarps) / Tile::kCopiers;
+    if (own_stage >= job.stages) return;
+    if (own_stage == 0) copies.place_windows();
+    std::int32_t parity = 1;  // every stage is empty at first
+    std::uint32_t step = place.begin + std::uint32_t(own_stage);
+    if (step < place.end) copies.place_rows(step, own_stage);
+    for (; step < place.end; step += std::uint32_t(job.stages), parity ^= 1) {
+      meet<Tile::kCopiers>(own_stage + 1);  // where the step's rows lie is known
+      barrier_wait(address(barriers.empty[own_stage]), std::uint32_t(parity));
+      copies.copy(own_stage, std::uint32_t(own_stage * job.stage_bytes));
       copy_async_commit();
-      if (step - place.begin < late) continue;
-      await_copies();
-      complete(arrived);
+      meet<Tile::kCopiers>(own_stage + 1);  // everyone has read where they lie
+      copies.place_rows(step + std::uint32_t(job.stages), own_stage);
+      copy_async_wait_all();
+      copies.round_own(stage(own_stage));
+      publish_to_products();
+      __syncwarp();  // everyone's
+      arrive(barriers.full[own_stage]);
     }
-    copy_async_wait_all();
-    while (arrived.at != ring.at || arrived.parity == ring.parity) complete(arrived);
   }
 
   template <int kTap>
@@ -280,12 +276,12 @@ struct FusedWeightBlock {
 #pragma unroll 1
     for (std::int32_t i = 0; i + 1 < job.stages; ++i) {
       const std::uint32_t step = place.begin + std::uint32_t(i);
-      copies.place_rows(step);
+      copies.place_rows(step, i);
       __syncthreads();  // where the rows of the step lie is known
-      if (step < place.end) copies.copy(step, std::uint32_t(i * job.stage_bytes));
+      if (step < place.end) copies.copy(i, std::uint32_t(i * job.stage_bytes));
       copy_async_commit();
     }
-    copies.place_rows(place.begin + std::uint32_t(job.stages - 1));
+    copies.place_rows(place.begin + std::uint32_t(job.stages - 1), job.stages - 1);
     await_copies();
     copies.round_own(stage(0));
     __syncthreads();  // the first step is complete
@@ -298,9 +294,9 @@ struct FusedWeightBlock {
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step) {
       const std::uint32_t copied = step + std::uint32_t(job.stages) - 1;
-      if (copied < place.end) copies.copy(copied, std::uint32_t(freed * job.stage_bytes));
+      if (copied < place.end) copies.copy(freed, std::uint32_t(freed * job.stage_bytes));
       copy_async_commit();
-      copies.place_rows(copied + 1);
+      copies.place_rows(copied + 1, at);
 #pragma unroll 1
       for (std::int32_t product = 0; product < job.products; ++product) {
         Rows rows;
@@ -353,7 +349,7 @@ __global__ void __launch_bounds__(Tile::kThreadsHere, Tile::kBlocks)
                                               x + in_channel * job.x_c,
                                               y + out_channel * job.y_c,
                                               shared_address(memory),
-                                              threadIdx.x - (Tile::kThreadsHere - Tile::kCopiersHere)};
+                                              threadIdx.x % Tile::kCopiersHere};
   using Block = FusedWeightBlock<Value, Tile, kReads>;
   const std::int32_t own = Block::own_column(job, place);
 #if UPFOLD_WARPGROUPS

@@ -213,7 +213,7 @@ class Planner {
     job.y_pieces = std::int32_t(ceil_div(columns(cut_) * size_, std::int64_t(1) << y_grain_));
     const int threads = log_of(tile_.copiers);
     job.x_lanes = lanes_of(job.x_pieces, threads - log_of(tile_.channels), 4);
-    job.y_lanes = lanes_of(job.y_pieces, 0, threads - log_of(kPlaneChannels));
+    job.y_lanes = lanes_of(job.y_pieces, 0, 4);
     job.y_at = std::int32_t(x_bytes(cut_)), job.shift = std::int32_t(shift_ * size_), job.pitch = std::int32_t(pitch(cut_));
     job.stage_bytes = std::int32_t(stage_bytes(cut_)), job.stages = std::int32_t(stages_);
     job.sum_pitch = std::int32_t(sum_pitch());

@@ -272,6 +272,10 @@ template <int kNumber, int kThreads>
 UPFOLD_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
 }
+template <int kThreads>
+UPFOLD_DEVICE void meet(std::int32_t number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+}
 
 // Registers of a thread, from here on, of all of a warpgroup.
 template <int kRegisters>
