@@ -57,9 +57,10 @@ std::int64_t FusedWeightCall::workspace_bytes() const { return plan_ == nullptr 
 FusedWeightWork FusedWeightCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedWeightJob& job = plan_->job;
-  const std::int64_t copied = std::int64_t(job.x_pieces) * kTiles[config_].channels << job.x_grain;
+  const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
-  return {std::int64_t(plan_->blocks), job.length, job.products, copied + (rows * job.y_pieces << job.y_grain), plan_->parts};
+  return {std::int64_t(plan_->blocks), job.length, job.products,
+          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain)};
 }
 
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

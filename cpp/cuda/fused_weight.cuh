@@ -228,8 +228,25 @@ struct FusedWeightCopies {
   }
 
   __device__ __forceinline__ void copy(std::int32_t slot, std::uint32_t stage) const {
-    with_bytes(job.x_grain, [&](auto bytes) { copy_x<decltype(bytes)::kValue>(slot, stage); });
-    with_bytes(job.y_grain, [&](auto bytes) { copy_y<decltype(bytes)::kValue>(slot, stage); });
+    constexpr int kLeast = int(sizeof(Value));
+    if (job.x_grain == 4) {
+      copy_x<16>(slot, stage);
+    } else if (job.x_grain == 3) {
+      copy_x<8>(slot, stage);
+    } else if (kLeast == 4 || job.x_grain == 2) {
+      copy_x<4>(slot, stage);
+    } else {
+      copy_x<kLeast>(slot, stage);
+    }
+    if (job.y_grain == 4) {
+      copy_y<16>(slot, stage);
+    } else if (job.y_grain == 3) {
+      copy_y<8>(slot, stage);
+    } else if (kLeast == 4 || job.y_grain == 2) {
+      copy_y<4>(slot, stage);
+    } else {
+      copy_y<kLeast>(slot, stage);
+    }
   }
 
   // A step has arrived: a thread rounds the pieces of x that it copied itself.
@@ -249,24 +266,6 @@ struct FusedWeightCopies {
           }
         }
       });
-    }
-  }
-
- private:
-  template <int kValue_>
-  struct Bytes {
-    static constexpr int kValue = kValue_;
-  };
-  template <typename Use>
-  static __device__ __forceinline__ void with_bytes(std::int32_t grain, Use use) {
-    if (grain == 4) {
-      use(Bytes<16>());
-    } else if (grain == 3) {
-      use(Bytes<8>());
-    } else if (sizeof(Value) == 4 || grain == 2) {
-      use(Bytes<4>());
-    } else {
-      use(Bytes<sizeof(Value) == 2 ? 2 : 4>());
     }
   }
 };

@@ -13,10 +13,10 @@ struct FusedWeightTileSize {
 };
 std::vector<FusedWeightTileSize> fused_weight_tiles();
 
-// What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; bytes that a step
-// copies; parts of the reduction.
+// What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
+// takes, one of two bytes counted as four of more.
 struct FusedWeightWork {
-  std::int64_t blocks, steps, products, bytes, parts;
+  std::int64_t blocks, steps, products, copies;
 };
 struct FusedWeightPlan;
 

@@ -109,10 +109,10 @@ py::list fused_weight_tiles() {
   return tiles;
 }
 
-// (blocks, steps, products of a step, bytes of a step, parts)
+// (blocks, steps of one, products and copies of a step)
 py::tuple fused_weight_work(const FusedWeightCall& call) {
   const upfold::cuda::FusedWeightWork work = call.work();
-  return py::make_tuple(work.blocks, work.steps, work.products, work.bytes, work.parts);
+  return py::make_tuple(work.blocks, work.steps, work.products, work.copies);
 }
 
 void fused_weight(const FusedWeightCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,

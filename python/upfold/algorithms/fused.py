@@ -122,8 +122,7 @@ class Fused:
         return _affordable(problem, cuda.index(device))
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
-        """Bytes of the packed weight, and on a GPU of packed inputs and partial sums where a tile has them; of the latter alone
-        for the gradient of the weight there."""
+        """Bytes of the packed weight, and on a GPU of packed inputs and partial sums where a tile has them."""
         if device.type == "cpu":
             return max(0, _cpu_workspace_bytes(problem))
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
