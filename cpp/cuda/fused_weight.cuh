@@ -13,13 +13,13 @@
 
 namespace upfold::cuda {
 
-constexpr int kStepVectors = 12;       // of 16 bytes of pixels of one channel, at most in one step
-constexpr int kPlaneChannels = 16;     // of the output
-constexpr int kVectorLog = 4;          // of the bytes of a vector
+constexpr int kStepVectors = 12;    // of 16 bytes of pixels of one channel, at most in one step
+constexpr int kPlaneChannels = 16;  // of the output
+constexpr int kVectorLog = 4;       // of the bytes of a vector
 constexpr int kWeightMostStages = 4;
 
-// Taps of a unit, input channels of a block; warpgroups of it that multiply, one unit a warp, and, behind them, that copy, a quarter
-// of them for each stage; blocks of a multiprocessor.
+// Taps of a unit, input channels of a block; warpgroups of it that multiply, one unit a warp, and, behind them, that copy, a
+// quarter of them for each stage; blocks of a multiprocessor.
 template <int kTaps_, int kChannels_, int kWarpgroups_, int kCopyGroups_, int kBlocks_>
 struct FusedWeightTile {
   static constexpr int kTaps = kTaps_, kChannels = kChannels_, kBlocks = kBlocks_;
@@ -126,8 +126,7 @@ struct FusedWeightCopies {
     if (i >= kStepVectors) return;
     const std::uint32_t vector = i < std::uint32_t(job.step_vectors) ? i : 0, row = divide(job.row_vectors, vector);
     const std::uint32_t in_row = vector - row * job.row_vectors.value;
-    shared.windows[i] =
-        std::int32_t(row) * kPlaneChannels * job.pitch + job.shift + std::int32_t(in_row) * 16 * job.stride[2];
+    shared.windows[i] = std::int32_t(row) * kPlaneChannels * job.pitch + job.shift + std::int32_t(in_row) * 16 * job.stride[2];
   }
 
   // Where the rows of a step lie, for its stage.
@@ -220,7 +219,8 @@ struct FusedWeightCopies {
         const Value* from = moved(first_from, begin.at);
         std::uint32_t to = first_to + std::uint32_t(row * kPlaneChannels * job.pitch);
 #pragma unroll 4
-        for (std::int32_t channel = own_channel; channel < kPlaneChannels; channel += together, from += from_pitch, to += to_pitch) {
+        for (std::int32_t channel = own_channel; channel < kPlaneChannels;
+             channel += together, from += from_pitch, to += to_pitch) {
           copy_piece<kBytes>(to, from, channel < channels);
         }
       }

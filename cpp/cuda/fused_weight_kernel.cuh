@@ -34,8 +34,8 @@ UPFOLD_DEVICE void read_halves(const unsigned char* at, std::uint32_t (&words)[k
   }
 }
 
-// A lane's words of one row and one vector: of the pixels 2 * (lane % 4) and the next one where values have 16 bits, else of pixel
-// lane % 4. `at` is where the first of them lies for the first tap; word kWord of every tap is set.
+// A lane's words of one row and one vector: of the pixels 2 * (lane % 4) and the next one where values have 16 bits, else of
+// pixel lane % 4. `at` is where the first of them lies for the first tap; word kWord of every tap is set.
 template <typename Tile, int kReads, int kWord>
 UPFOLD_DEVICE void read_floats(const FusedWeightJob& job, const unsigned char* at, FusedWeightRows<Tile>& rows) {
 #pragma unroll

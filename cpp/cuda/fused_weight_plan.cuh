@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t kMostCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
-constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10, kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWeightBarriers);
+constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10,
+                       kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWeightBarriers);
 
 // What a step costs, in products of one unit-tile; and what a block costs beside its steps, in microseconds (H200).
 constexpr double kStepProducts = 0.7, kBlockMicroseconds = 3.0, kProductMicroseconds = 0.26, kSumBytesMicrosecond = 1.5e6;
@@ -66,6 +67,7 @@ class Planner {
 
   bool supported() const {
     if (p_.op != Operator::kConvTransposeWeight || p_.batch == 0) return false;
+    if (p_.dtype != Dtype::kFloat32 && p_.dtype != Dtype::kFloat16 && p_.dtype != Dtype::kBFloat16) return false;
     if ((p_.x.w != 1 && p_.in_w > 1) || (p_.y.w != 1 && p_.out_w > 1)) return false;
     for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)}) {
       if (std::max({a.in, a.out, a.kernel, a.stride, a.pad, a.dilation}) > kMostCount) return false;
@@ -94,7 +96,8 @@ class Planner {
       }
     }
     if (best < 0) return false;
-    const std::int64_t allowed = std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kStaticBytes;
+    const std::int64_t allowed =
+        std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kStaticBytes;
     stages_ = std::min<std::int64_t>(kWeightMostStages, std::min(allowed, std::max(planned, allowed)) / stage_bytes(cut_));
     if (stages_ < 2) stages_ = (shared.of_block - kStaticBytes) / stage_bytes(cut_) >= 2 ? 2 : 0;
     steps_ = ceil_div(total_rows, cut_.rows) * cut_.chunks;

@@ -35,9 +35,8 @@ UPFOLD_DEVICE std::int64_t weight_offset(const FusedWeightSumJob& job, std::int6
 }
 
 template <typename Value, bool kShares>
-__global__ void __launch_bounds__(kSumThreads)
-    fused_weight_sum_kernel(const __grid_constant__ FusedWeightSumJob job, const float* __restrict__ partial,
-                            Value* __restrict__ w) {
+__global__ void __launch_bounds__(kSumThreads) fused_weight_sum_kernel(const __grid_constant__ FusedWeightSumJob job,
+                                                                       const float* __restrict__ partial, Value* __restrict__ w) {
   __shared__ float sums[kSumWarps][kSumOutputs][33];
   constexpr std::int32_t kBlockOutputs = kShares ? kSumOutputs : kSumOutputs * kSumWarps;
   const std::int32_t lane = std::int32_t(threadIdx.x % 32), warp = std::int32_t(threadIdx.x / 32);

@@ -1,4 +1,4 @@
-"""Every tile choice of the fused method on a GPU, against torch in float64; its gradients are left to `auto`."""
+"""Every tile choice of the fused method's forward on a GPU, against torch in float64; the input's gradient is left to `auto`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_tile_applies_the_activation(name, activation, device):
 
 
 def test_gradients_are_left_to_auto(device):
-    """The adjoints of a layer that asks for fused run by another method, and give what `auto` gives."""
+    """The adjoint in x of a layer that asks for fused runs by another method, and gives what `auto` gives."""
     x, w, b = (tensor.requires_grad_() for tensor in cases.find("k2s2").tensors(torch.float32, device, exact=True))
     geometry = cases.find("k2s2").geometry
     problem = describe(x, w, b, tuple(geometry_arguments(geometry).values()))

@@ -13,7 +13,7 @@ from . import cuda
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to the tiles of 48 layers on an H200 (20 and 24 % off in root mean square).
+    """What predicts the microseconds of a call: fitted to the tiles of 48 layers on an H200 (19 and 24 % off, root mean square).
 
     They order tiles and are compared with other methods; they are no rates of the device.
     """
