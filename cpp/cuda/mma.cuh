@@ -148,6 +148,9 @@ UPFOLD_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses to a sum across.
 UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
+// Keeps a register that a product reads from being another's up to here.
+UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
+
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
 // warp's 16 rows as above.
 template <typename Value, int kN8, int kStep, int kFirst>
@@ -276,6 +279,10 @@ UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.share
 template <int kNumber, int kThreads>
 UPFOLD_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+UPFOLD_DEVICE void meet(std::int32_t number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
 }
 
 // Registers of a thread, from here on, of all of a warpgroup.

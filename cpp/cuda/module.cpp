@@ -9,6 +9,7 @@
 #include "api.h"
 #include "compiled.h"
 #include "cublas.h"
+#include "fused_weight.h"
 
 namespace py = pybind11;
 
@@ -121,6 +122,28 @@ py::tuple fused_input_work(const FusedInputCall& call) {
   return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident);
 }
 
+using upfold::cuda::FusedWeightCall;
+
+// (taps, warps, channels, blocks of a multiprocessor) of each tile choice of the weight's gradient.
+py::list fused_weight_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::FusedWeightTileSize& t : upfold::cuda::fused_weight_tiles())
+    tiles.append(py::make_tuple(t.taps, t.warps, t.channels, t.blocks));
+  return tiles;
+}
+
+// (blocks, steps of one, products and copies of a step)
+py::tuple fused_weight_work(const FusedWeightCall& call) {
+  const upfold::cuda::FusedWeightWork work = call.work();
+  return py::make_tuple(work.blocks, work.steps, work.products, work.copies);
+}
+
+void fused_weight(const FusedWeightCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+                  std::uintptr_t workspace, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
+}
+
 // (result channels, positions) of each tile choice.
 py::list direct_tiles() {
   py::list tiles;
@@ -213,6 +236,14 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("workspace_bytes", &FusedInputCall::workspace_bytes)
       .def_property_readonly("work", &fused_input_work)
       .def("enqueue", &fused_input, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
+  m.def("fused_weight_tiles", &fused_weight_tiles);
+  py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def_property_readonly("workspace_bytes", &FusedWeightCall::workspace_bytes)
+      .def_property_readonly("work", &fused_weight_work)
+      .def("enqueue", &fused_weight, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("code_capability", &upfold::cuda::code_capability, py::arg("device"));
   m.def("info", &info);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from upfold import cases, use
 from upfold.algorithms import REGISTRY
 from upfold.memory import held_beside_result
 from upfold.methods import our_method
-from upfold.modes import FORWARD, OPERATORS, Operands, describe
+from upfold.modes import FORWARD, GRAD_WEIGHT, OPERATORS, Operands, describe
 
 reason = missing()
 if reason is not None:
@@ -31,10 +32,11 @@ def zeros(case, dtype, mode, device):
 
 
 @pytest.mark.parametrize("megabytes", [None, 64])
-@pytest.mark.parametrize("mode", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("algorithm", ["gemm", "direct"])
+@pytest.mark.parametrize(
+    ("algorithm", "mode"), [*itertools.product(["gemm", "direct"], OPERATORS), ("fused", GRAD_WEIGHT)], ids=str
+)
 def test_no_call_takes_more_than_the_cap(algorithm, case, dtype, mode, megabytes, device):
     needed = 2 * case.bytes(dtype) + (512 << 20)
     if torch.cuda.mem_get_info()[0] < needed:

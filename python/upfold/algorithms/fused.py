@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_input
+from . import cuda, fused_input, fused_weight
 from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
@@ -99,7 +99,7 @@ class Fused:
     name = "fused"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices without tensor cores, the adjoints, other dtypes, and caps below the packed weight."""
+        """Refuse devices without tensor cores, other dtypes, full float32 of the adjoints, and caps below its scratch."""
         if device.type == "cpu":
             return _reject_on_cpu(problem)
         reason = cuda.missing(device)
@@ -107,20 +107,18 @@ class Fused:
             return reason
         if cuda.module().code_capability(cuda.index(device)) < _LEAST_CAPABILITY:
             return "it needs compute capability 8.0 or newer, and kernels that were compiled for it"
-        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
-            return "it has no gradient of the weight yet"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
         exact = problem.dtype is torch.float32 and not problem.allow_tf32
         if exact and problem.operator is not Operator.CONV_TRANSPOSE:
             return "torch's convolution switch asks for full float32; its gradients would round to TF32"
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            return fused_weight.reject(problem, cuda.index(device))
         if not _microseconds(problem, cuda.index(device)):
             if problem.operator is Operator.CONV:
                 return fused_input.REFUSAL
             if exact:
-                return (
-                    "torch's convolution switch asks for full float32; its tiles for it hold whole weights, this one is too large"
-                )
+                return "torch's convolution switch asks for full float32; its tiles for it hold whole weights, too large here"
             return "its taps reach too far, or a count of positions is beyond 2^30"
         if not self.configs(problem, device):
             return f"its copy of the weight is beyond the cap of {problem.workspace_cap} bytes; raise UPFOLD_WORKSPACE_MB"
@@ -128,18 +126,27 @@ class Fused:
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
         """The tiles that fit under the workspace cap, least predicted time first; one way only on a CPU."""
-        return (0,) if device.type == "cpu" else _affordable(problem, cuda.index(device))
+        if device.type == "cpu":
+            return (0,)
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            return fused_weight.configs(problem, cuda.index(device))
+        return _affordable(problem, cuda.index(device))
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
         """Bytes of the packed weight, and on a GPU of packed inputs and partial sums where a tile has them."""
         if device.type == "cpu":
             return max(0, _cpu_workspace_bytes(problem))
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            return fused_weight.workspace_bytes(problem, config, cuda.index(device))
         return _workspace_bytes(problem, config, cuda.index(device))
 
     def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue:
         """Bind the packing and the kernel to a problem, a tile and a device."""
         if device.type == "cpu":
             return on_cpu(native.cpu().fused, problem)
+        if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            weight: Enqueue = fused_weight.call(problem, config, cuda.index(device)).enqueue
+            return weight
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         mirrored = fused_input.mirrored(problem, config)
         return call if mirrored is None else fused_input.swapped(call, problem)
@@ -270,4 +277,6 @@ def _affordable(problem: Problem, device: int) -> tuple[int, ...]:
 def predicted_seconds(problem: Problem, device: torch.device) -> float:
     """Predict the time of the best tile, of a problem that is not rejected."""
     number = cuda.index(device)
+    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+        return fused_weight.predicted_seconds(problem, number)
     return 1e-6 * _microseconds(problem, number)[_affordable(problem, number)[0]]

@@ -1,0 +1,76 @@
+// The fused gradient of the weight: its tiles, its plan, and its kernels for float32 rounded to TF32.
+#include "fused_weight_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_WEIGHT(float, UPFOLD_WEIGHT_FLOAT_READS)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include "fused_weight_plan.cuh"
+
+namespace upfold::cuda {
+
+// Compiled in sources of their own.
+extern template void run_fused_weight<__half>(const Launch&, const FusedWeightPlan&, int, const FusedOperands&);
+extern template void run_fused_weight<__nv_bfloat16>(const Launch&, const FusedWeightPlan&, int, const FusedOperands&);
+
+namespace {
+
+template <typename Tile>
+constexpr FusedWeightTileSize size_of() {
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, Tile::kCopiers, Tile::kThreads};
+}
+constexpr FusedWeightTileSize kTiles[] = {
+#define UPFOLD_TILE(index, kReads, Value, ...) size_of<FusedWeightTile<__VA_ARGS__>>(),
+    UPFOLD_WEIGHT_TILES(UPFOLD_TILE, UPFOLD_WEIGHT_NO_READS, )
+#undef UPFOLD_TILE
+};
+constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
+
+// The tile as its kernel was compiled for the device: without warpgroups all threads copy and multiply.
+FusedWeightTileSize tile_on(int device, int config) {
+  const DeviceScope scope(device);
+  cudaFuncAttributes found;
+  const auto kernel = fused_weight_kernel<float, FusedWeightTile<UPFOLD_FIRST_WEIGHT_TILE>, kAny>;
+  check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
+  FusedWeightTileSize tile = kTiles[config];
+  if (found.sharedSizeBytes <= sizeof(FusedWeightShared)) tile.threads = tile.copiers = 32 * tile.warps;
+  return tile;
+}
+
+}  // namespace
+
+std::vector<FusedWeightTileSize> fused_weight_tiles() { return {kTiles, kTiles + kTileCount}; }
+
+FusedWeightCall::FusedWeightCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
+    : device_(device), config_(config), problem_(p) {
+  require(config >= 0 && config < kTileCount, "config = ", config, "; the gradient of the weight has ", kTileCount);
+  const FusedWeightTileSize tile = tile_on(device, config);
+  const FusedWeightPlan plan = plan_fused_weight(p, tile, alignment, workspace_cap, shared_memory(device));
+  if (plan.possible) plan_ = std::make_shared<const FusedWeightPlan>(plan);
+}
+
+std::int64_t FusedWeightCall::workspace_bytes() const { return plan_ == nullptr ? -1 : plan_->workspace_bytes; }
+
+FusedWeightWork FusedWeightCall::work() const {
+  if (plan_ == nullptr) return {};
+  const FusedWeightJob& job = plan_->job;
+  const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
+  const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
+  return {std::int64_t(plan_->blocks), job.length, job.products,
+          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain)};
+}
+
+void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
+  require(plan_ != nullptr, "config = ", config_, "; it does not fit this problem");
+  const DeviceScope scope(device_);
+  const Launch launch{device_, stream};
+  if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, operands);
+  if (problem_.dtype == Dtype::kFloat16) return run_fused_weight<__half>(launch, *plan_, config_, operands);
+  run_fused_weight<__nv_bfloat16>(launch, *plan_, config_, operands);
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,79 @@
+// The kernels of the fused gradient of the weight for one type, and their launches.
+#pragma once
+
+#include "fused_weight_kernel.cuh"
+#include "fused_weight_sum.cuh"
+
+namespace upfold::cuda {
+
+// Ways of reading that a tile is made for, by type: floats, halves; kPairs where its taps are even, of 16-bit values 2.
+#define UPFOLD_WEIGHT_FLOAT_READS(DO, index, Value, kTaps, ...) \
+  DO(index, kAny, Value, kTaps, __VA_ARGS__)                    \
+  UPFOLD_WEIGHT_PAIRS_##kTaps(DO, index, Value, __VA_ARGS__)
+#define UPFOLD_WEIGHT_HALF_READS(DO, index, Value, kTaps, ...)                                                      \
+  DO(index, kAny, Value, kTaps, __VA_ARGS__)                                                                        \
+  UPFOLD_WEIGHT_HALF_PAIRS_##kTaps(DO, index, Value, __VA_ARGS__) DO(index, kUnitStride, Value, kTaps, __VA_ARGS__) \
+      DO(index, kShiftedPairs, Value, kTaps, __VA_ARGS__) DO(index, kWords, Value, kTaps, __VA_ARGS__)
+#define UPFOLD_WEIGHT_PAIRS_2(DO, index, Value, ...) DO(index, kPairs, Value, 2, __VA_ARGS__)
+#define UPFOLD_WEIGHT_PAIRS_3(DO, index, Value, ...)
+#define UPFOLD_WEIGHT_PAIRS_4(DO, index, Value, ...) DO(index, kPairs, Value, 4, __VA_ARGS__)
+#define UPFOLD_WEIGHT_HALF_PAIRS_2(DO, index, Value, ...) DO(index, kPairs, Value, 2, __VA_ARGS__)
+#define UPFOLD_WEIGHT_HALF_PAIRS_3(DO, index, Value, ...)
+#define UPFOLD_WEIGHT_HALF_PAIRS_4(DO, index, Value, ...)
+
+// A tile's index, its kTaps, kChannels, kWarpgroups, kCopyGroups, kBlocks.
+#define UPFOLD_FIRST_WEIGHT_TILE 2, 128, 2, 2, 1
+#define UPFOLD_WEIGHT_TILES(DO, reads, Value)                                                                  \
+  reads(DO, 0, Value, 2, 128, 2, 2, 1) reads(DO, 1, Value, 2, 64, 1, 1, 3) reads(DO, 2, Value, 3, 64, 2, 2, 1) \
+      reads(DO, 3, Value, 4, 64, 2, 2, 1) reads(DO, 4, Value, 3, 32, 1, 1, 3)
+#define UPFOLD_WEIGHT_NO_READS(DO, index, Value, ...) DO(index, kAny, Value, __VA_ARGS__)
+
+#define UPFOLD_INSTANTIATE_WEIGHT_KERNEL(index, kReads, Value, ...)                          \
+  template __global__ void fused_weight_kernel<Value, FusedWeightTile<__VA_ARGS__>, kReads>( \
+      const __grid_constant__ FusedWeightJob, const Value*, const Value*, float*);
+#define UPFOLD_INSTANTIATE_WEIGHT(Value, reads)                                                                           \
+  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_WEIGHT_KERNEL, reads, Value)                                                     \
+  template __global__ void fused_weight_sum_kernel<Value, false>(const __grid_constant__ FusedWeightSumJob, const float*, \
+                                                                 Value*);                                                 \
+  template __global__ void fused_weight_sum_kernel<Value, true>(const __grid_constant__ FusedWeightSumJob, const float*, Value*);
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include "fused_weight.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct FusedWeightPlan {
+  bool possible;  // false: nothing else holds
+  FusedWeightJob job;
+  FusedWeightReads reads;
+  FusedWeightSumJob sum;
+  unsigned blocks, threads, sum_blocks;
+  bool shares;  // whether the warps of a block add shares of the parts
+  std::int64_t parts, workspace_bytes;
+};
+
+template <typename Value>
+void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands) {
+  const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
+  const auto partial = static_cast<float*>(operands.workspace);
+  const int bytes = plan.job.stages * plan.job.stage_bytes;
+#define UPFOLD_RUN(index, kReads, type, ...)                                                       \
+  if (config == index && plan.reads == kReads)                                                     \
+    launch_grid("fused", fused_weight_kernel<Value, FusedWeightTile<__VA_ARGS__>, kReads>, launch, \
+                Grid{plan.blocks, plan.threads, bytes}, plan.job, x, y, partial);
+  if constexpr (sizeof(Value) == 2) {
+    UPFOLD_WEIGHT_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_HALF_READS, Value)
+  } else {
+    UPFOLD_WEIGHT_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_FLOAT_READS, Value)
+  }
+#undef UPFOLD_RUN
+  const auto sum = plan.shares ? fused_weight_sum_kernel<Value, true> : fused_weight_sum_kernel<Value, false>;
+  launch_grid("fused", sum, launch, Grid{plan.sum_blocks, kSumThreads, 0, true}, plan.sum, partial,
+              static_cast<Value*>(const_cast<void*>(operands.w)));
+}
+
+}  // namespace upfold::cuda
+#endif

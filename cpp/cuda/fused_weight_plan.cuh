@@ -1,0 +1,248 @@
+// How the fused gradient of the weight cuts a problem into blocks and steps.
+#pragma once
+
+#include <algorithm>
+
+#include "fused_weight_launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMostCount = std::int64_t(1) << 30;
+constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
+constexpr std::int64_t kMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
+constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10,
+                       kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWeightBarriers);
+
+// What a step costs, in products of one unit-tile; and what a block costs beside its steps, in microseconds (H200).
+constexpr double kStepProducts = 0.7, kBlockMicroseconds = 3.0, kProductMicroseconds = 0.26, kSumBytesMicrosecond = 1.5e6;
+
+int log_of(std::int64_t value) {
+  int log = 0;
+  while ((std::int64_t(2) << log) <= value) ++log;
+  return log;
+}
+
+// The logarithm of the bytes, at most 16, that divide all of these.
+int grain_of(std::int64_t alignment, std::initializer_list<std::int64_t> bytes) {
+  std::int64_t grain = std::min<std::int64_t>(16, alignment);
+  for (std::int64_t b : bytes)
+    while (b % grain != 0) grain /= 2;
+  return log_of(grain);
+}
+
+// Of 1 << log threads that copy neighbouring pieces: as few turns as can be, and few threads without a piece.
+int lanes_of(std::int64_t pieces, int least, int most) {
+  int best = most;
+  std::int64_t best_slots = -1;
+  for (int log = most; log >= std::max(least, 2); --log) {
+    const std::int64_t slots = ceil_div(pieces, std::int64_t(1) << log) << log;
+    if (best_slots < 0 || slots < best_slots) best = log, best_slots = slots;
+  }
+  return best;
+}
+
+struct Cut {
+  std::int64_t rows, row_vectors, chunks;
+};
+
+class Planner {
+ public:
+  Planner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment) : p_(p), tile_(tile) {
+    size_ = element_bytes(p.dtype), vector_ = 16 / size_, w_ = axis_w(p);
+    if (w_.kernel == 1) w_.dilation = 1;
+    const std::int64_t s = size_;
+    x_grain_ = grain_of(alignment, {p.x.n * s, p.x.c * s, p.x.d * s, p.x.h * s, p.in_w * s});
+    y_grain_ = grain_of(alignment, {p.y.n * s, p.y.c * s, p.y.d * s, p.y.h * s, p.out_w * s});
+    const std::int64_t elements = (std::int64_t(1) << y_grain_) / size_;
+    shift_ = ((-w_.pad) % elements + elements) % elements;
+    tap_units_ = ceil_div(w_.kernel, tile.taps), row_taps_ = p.kernel_d * p.kernel_h;
+    units_ = ceil_div(out_channels_per_group(p), kPlaneChannels) * row_taps_ * tap_units_;
+    const std::int64_t warps = tile.warps;
+    planes_ = warps % tap_units_ == 0   ? warps / tap_units_
+              : tap_units_ % warps == 0 ? 1
+                                        : std::min(warps, (warps + tap_units_ - 2) / tap_units_ + 1);
+    choose_reads();
+  }
+
+  bool supported() const {
+    if (p_.op != Operator::kConvTransposeWeight || p_.batch == 0) return false;
+    if (p_.dtype != Dtype::kFloat32 && p_.dtype != Dtype::kFloat16 && p_.dtype != Dtype::kBFloat16) return false;
+    if ((p_.x.w != 1 && p_.in_w > 1) || (p_.y.w != 1 && p_.out_w > 1)) return false;
+    for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)}) {
+      if (std::max({a.in, a.out, a.kernel, a.stride, a.pad, a.dilation}) > kMostCount) return false;
+      if (a.in > kMostCount / a.stride || a.kernel > kMostCount / a.dilation) return false;
+    }
+    const std::int64_t rows = p_.in_d * p_.in_h;
+    return p_.in_d <= kMostCount / p_.in_h && p_.batch <= kMostCount / rows && units_ <= kMostCount / 64 &&
+           in_channels_per_group(p_) <= kMostCount && p_.groups <= kMostCount;
+  }
+
+  // The cut that takes the fewest products and steps, among those of which three stages fit where any does.
+  bool cut(const SharedMemory& shared) {
+    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kStaticBytes;
+    const std::int64_t all = ceil_div(p_.in_w, vector_), total_rows = p_.batch * p_.in_d * p_.in_h;
+    double best = -1;
+    for (int stages = 3; stages >= 2 && best < 0; --stages) {
+      for (std::int64_t vectors = 1; vectors <= std::min<std::int64_t>(all, kStepVectors); ++vectors) {
+        const std::int64_t chunks = ceil_div(all, vectors);
+        if (ceil_div(all, chunks) != vectors) continue;
+        for (std::int64_t rows = 1; rows * vectors <= kStepVectors && (rows == 1 || chunks == 1) && rows <= total_rows; ++rows) {
+          const Cut cut{rows, vectors, chunks};
+          if (stages * stage_bytes(cut) > planned) continue;
+          const double cost = double(ceil_div(total_rows, rows) * chunks) * (double(products(cut)) + kStepProducts);
+          if (best < 0 || cost < best) best = cost, cut_ = cut;
+        }
+      }
+    }
+    if (best < 0) return false;
+    const std::int64_t allowed =
+        std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kStaticBytes;
+    stages_ = std::min<std::int64_t>(kWeightMostStages, std::min(allowed, std::max(planned, allowed)) / stage_bytes(cut_));
+    if (stages_ < 2) stages_ = (shared.of_block - kStaticBytes) / stage_bytes(cut_) >= 2 ? 2 : 0;
+    steps_ = ceil_div(total_rows, cut_.rows) * cut_.chunks;
+    return stages_ >= 2 && steps_ <= kMostCount;
+  }
+
+  // Parts of the reduction: as many as keep the blocks of a large device busy in whole waves.
+  bool split(std::int64_t workspace_cap) {
+    channel_tiles_ = ceil_div(in_channels_per_group(p_), tile_.channels), unit_tiles_ = ceil_div(units_, tile_.warps);
+    const std::int64_t tiles = channel_tiles_ * unit_tiles_ * p_.groups, slots = kMultiprocessors * tile_.blocks;
+    part_elements_ = units_ * tile_.taps * kPlaneChannels * sum_pitch() * p_.groups;
+    const std::int64_t bytes = part_elements_ * 4, most = std::min(workspace_cap / bytes, 1 + kMostPartial / bytes);
+    if (most < 1 || tiles > kMostCount) return false;
+    const double product = kProductMicroseconds * double(tile_.taps * tile_.channels * tile_.warps) / 2048.0 * tile_.blocks;
+    const double step = product * (double(products(cut_)) + kStepProducts);
+    double best = -1;
+    for (std::int64_t parts = 1; parts <= std::min(most, steps_); ++parts) {
+      if (parts > 1 && tiles * parts > std::max(4 * slots, 2 * tiles)) break;
+      const std::int64_t length = ceil_div(steps_, parts);
+      if (ceil_div(steps_, length) != parts) continue;
+      const double cost = double(ceil_div(tiles * parts, slots)) * (double(length) * step + kBlockMicroseconds) +
+                          double(parts * bytes) / kSumBytesMicrosecond;
+      if (best < 0 || cost < best) best = cost, parts_ = parts, length_ = length;
+    }
+    return best >= 0 && tiles * parts_ <= kMostCount;
+  }
+
+  FusedWeightPlan plan() const {
+    FusedWeightPlan plan{};
+    plan.possible = true, plan.reads = reads_, plan.parts = parts_;
+    plan.job = job();
+    plan.sum = sum();
+    plan.blocks = unsigned(channel_tiles_ * unit_tiles_ * p_.groups * parts_);
+    plan.shares = parts_ >= 8, plan.threads = unsigned(tile_.threads);
+    const std::int64_t outputs = plan.shares ? 8 : 64, channels = 32;
+    plan.sum.channel_tiles = make_divisor(ceil_div(in_channels_per_group(p_), channels));
+    plan.sum.output_tiles = make_divisor(ceil_div(plan.sum.outputs, outputs));
+    plan.sum_blocks = unsigned(std::int64_t(plan.sum.channel_tiles.value) * plan.sum.output_tiles.value * p_.groups);
+    plan.workspace_bytes = parts_ * part_elements_ * 4;
+    return plan;
+  }
+
+ private:
+  const Problem& p_;
+  const FusedWeightTileSize& tile_;
+  Axis w_;
+  std::int64_t size_, vector_, shift_, tap_units_, row_taps_, units_, planes_;
+  int x_grain_, y_grain_;
+  FusedWeightReads reads_ = kAny;
+  Cut cut_{};
+  std::int64_t stages_ = 0, steps_ = 0, channel_tiles_ = 0, unit_tiles_ = 0, part_elements_ = 0, parts_ = 0, length_ = 0;
+
+  void choose_reads() {
+    const bool near = w_.dilation == 1, pairs = near && w_.stride == 2;
+    if (size_ == 4) {
+      reads_ = pairs && tile_.taps % 2 == 0 && shift_ % 2 == 0 ? kPairs : kAny;
+    } else if (pairs) {
+      reads_ = tile_.taps == 2 && shift_ % 4 == 0 && w_.kernel <= 2 ? kPairs : kShiftedPairs;
+    } else {
+      reads_ = !near ? kAny : w_.stride == 1 ? kUnitStride : kWords;
+    }
+  }
+
+  static std::int64_t products(const Cut& cut) { return (cut.rows * cut.row_vectors + 1) / 2; }
+  std::int64_t sum_pitch() const { return ceil_div(in_channels_per_group(p_), 8) * 8; }
+
+  // Columns of y that a row of a step reads, the shift included.
+  std::int64_t columns(const Cut& cut) const {
+    return shift_ + (cut.row_vectors * vector_ - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1;
+  }
+
+  // Bytes between rows: as few as meet in the fewest banks when eight rows and four lanes of each are read.
+  std::int64_t pitch(const Cut& cut) const {
+    // Taps beyond the kernel are read too, and the words behind a pair of values.
+    const std::int64_t read = columns(cut) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + 8 / size_;
+    const std::int64_t least = ceil_div(read * size_, 16) * 16;
+    const int words = reads_ == kPairs ? 2 : 1, rows = 8 / words;
+    std::int64_t best = least;
+    int fewest = 99;
+    for (std::int64_t bytes = least; bytes < least + 128; bytes += 16) {
+      int banks[32] = {}, most = 0;
+      for (int row = 0; row < rows; ++row)
+        for (int lane = 0; lane < 4; ++lane)
+          for (int word = 0; word < words; ++word)
+            most = std::max(most, ++banks[(row * (bytes / 4) + lane * w_.stride % 32 + word) % 32]);
+      if (most < fewest) fewest = most, best = bytes;
+    }
+    return best;
+  }
+
+  std::int64_t x_bytes(const Cut& cut) const { return 2 * products(cut) * (16 * tile_.channels + 16); }
+  std::int64_t stage_bytes(const Cut& cut) const { return x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * pitch(cut); }
+
+  FusedWeightJob job() const {
+    FusedWeightJob job{};
+    job.chunks = make_divisor(cut_.chunks), job.in_h = make_divisor(p_.in_h), job.in_d = make_divisor(p_.in_d);
+    job.rows = make_divisor(cut_.rows), job.row_vectors = make_divisor(cut_.row_vectors);
+    job.total_rows = std::uint32_t(p_.batch * p_.in_d * p_.in_h), job.steps = std::uint32_t(steps_);
+    job.length = std::uint32_t(length_);
+    job.step_vectors = std::int32_t(cut_.rows * cut_.row_vectors), job.products = std::int32_t(products(cut_));
+    job.channel_tiles = make_divisor(channel_tiles_), job.unit_tiles = make_divisor(unit_tiles_);
+    job.groups = make_divisor(p_.groups), job.tap_units = make_divisor(tap_units_), job.row_taps = make_divisor(row_taps_);
+    job.kernel_h = make_divisor(p_.kernel_h);
+    job.units = std::int32_t(units_), job.block_planes = std::int32_t(planes_);
+    job.in_channels = std::int32_t(in_channels_per_group(p_)), job.out_channels = std::int32_t(out_channels_per_group(p_));
+    job.in_w = std::int32_t(p_.in_w);
+    job.out_d = std::int32_t(p_.out_d), job.out_h = std::int32_t(p_.out_h), job.out_w = std::int32_t(p_.out_w);
+    int i = 0;
+    for (const Axis& a : {axis_d(p_), axis_h(p_), w_}) {
+      job.stride[i] = std::int32_t(a.stride), job.pad[i] = std::int32_t(a.pad), job.dilation[i++] = std::int32_t(a.dilation);
+    }
+    job.x_n = p_.x.n, job.x_c = p_.x.c, job.x_d = p_.x.d, job.x_h = p_.x.h;
+    job.y_n = p_.y.n, job.y_c = p_.y.c, job.y_d = p_.y.d, job.y_h = p_.y.h;
+    job.x_grain = x_grain_, job.y_grain = y_grain_;
+    job.x_pieces = (2 * job.products) << (kVectorLog - x_grain_);
+    job.y_pieces = std::int32_t(ceil_div(columns(cut_) * size_, std::int64_t(1) << y_grain_));
+    const int threads = log_of(tile_.copiers);
+    job.x_lanes = lanes_of(job.x_pieces, threads - log_of(tile_.channels), 4);
+    job.y_lanes = lanes_of(job.y_pieces, 0, 4);
+    job.y_at = std::int32_t(x_bytes(cut_)), job.shift = std::int32_t(shift_ * size_), job.pitch = std::int32_t(pitch(cut_));
+    job.stage_bytes = std::int32_t(stage_bytes(cut_)), job.stages = std::int32_t(stages_);
+    job.sum_pitch = std::int32_t(sum_pitch());
+    return job;
+  }
+
+  FusedWeightSumJob sum() const {
+    FusedWeightSumJob sum{};
+    sum.taps = make_divisor(kernel_taps(p_)), sum.kernel_w = make_divisor(p_.kernel_w);
+    sum.kernel_h = make_divisor(p_.kernel_h), sum.row_taps = make_divisor(row_taps_), sum.unit_taps = make_divisor(tile_.taps);
+    sum.tap_units = std::int32_t(tap_units_), sum.in_channels = std::int32_t(in_channels_per_group(p_));
+    sum.outputs = std::int32_t(out_channels_per_group(p_) * kernel_taps(p_)), sum.parts = std::int32_t(parts_);
+    sum.sum_pitch = std::int32_t(sum_pitch());
+    sum.part_elements = part_elements_, sum.group_elements = part_elements_ / p_.groups;
+    sum.w_n = p_.w.n, sum.w_c = p_.w.c, sum.w_d = p_.w.d, sum.w_h = p_.w.h, sum.w_w = p_.w.w;
+    return sum;
+  }
+};
+
+}  // namespace
+
+FusedWeightPlan plan_fused_weight(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment,
+                                  std::int64_t workspace_cap, const SharedMemory& shared) {
+  Planner planner(p, tile, alignment);
+  if (!planner.supported() || !planner.cut(shared) || !planner.split(workspace_cap)) return {};
+  return planner.plan();
+}
+
+}  // namespace upfold::cuda

@@ -1,0 +1,214 @@
+"""Every tile choice of the fused gradient of the weight on a GPU, against torch in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import upfold
+from gpu import missing
+from oracle import assert_exact, dtype_name, error_figure, exact_like, geometry_arguments, reference_gradients
+from upfold import cases, dispatch, execute
+from upfold.algorithms import REGISTRY
+from upfold.dispatch import use_config
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+FUSED = REGISTRY["fused"]
+# Cut to a size that the reference computes in no time.
+LIMIT = 0.02
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
+
+
+@pytest.fixture(autouse=True)
+def tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+def arguments(case):
+    return tuple(geometry_arguments(case.geometry).values())
+
+
+def describe(case, x, g):
+    return execute.describe_conv_transpose_weight(x, g, case.kernel_size, arguments(case))[0]
+
+
+def gradient(case, x, g, config=None):
+    if config is None:
+        return execute.conv_transpose_weight(x, g, case.kernel_size, arguments(case), "fused")
+    with use_config(config):
+        return execute.conv_transpose_weight(x, g, case.kernel_size, arguments(case), "fused")
+
+
+def shapes(case):
+    return (case.batch, case.in_channels, *case.in_size), (case.batch, case.out_channels, *case.out_size)
+
+
+def exact_operands(case, dtype, device):
+    """x and the gradient of the output, so few integers that every partial sum is exact."""
+    x_shape, g_shape = shapes(case)
+    terms = case.batch * math.prod(case.in_size)
+    return exact_like(x_shape, terms, dtype, 1).to(device), exact_like(g_shape, terms, dtype, 2).to(device)
+
+
+def want(case, x, g):
+    w = torch.zeros(case.in_channels, case.out_channels // case.groups, *case.kernel_size)
+    return reference_gradients((x, w, None), g, case.geometry)[1]
+
+
+def configs(case, x, g, device):
+    """The tiles of these operands; refusals skip the test."""
+    problem = describe(case, x, g)
+    refusal = FUSED.reject(problem, device)
+    if refusal is not None:
+        pytest.skip(refusal)
+    return FUSED.configs(problem, device)
+
+
+def shifted(t, elements):
+    """The same tensor, so many elements behind an aligned address, between numbers that no sum may meet."""
+    memory = torch.full((t.numel() + elements + 64,), math.nan, dtype=t.dtype, device=t.device)
+    moved = memory[elements : elements + t.numel()].view(t.shape)
+    return moved.copy_(t)
+
+
+@DTYPES
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_every_tile_is_exact(case, dtype, device):
+    case = case.scaled(LIMIT)
+    x, g = exact_operands(case, dtype, device)
+    tiles, expected = configs(case, x, g, device), want(case, x, g)
+    for config in tiles:
+        assert_exact(gradient(case, x, g, config), expected, f"config {config}")
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "name", ["unet-128-64@256", "maskrcnn-256-256@14", "dcgan-128-64@16", "seed3-wide-kernel", "dpt-256-256@37"]
+)
+@pytest.mark.parametrize("elements", [1, 2, 4])
+def test_any_alignment(elements, name, dtype, device):
+    """Copies are of 2 to 16 bytes, by the address; what lies before and behind the operands is not read."""
+    case = cases.find(name).scaled(LIMIT)
+    x, g = (shifted(t, elements) for t in exact_operands(case, dtype, device))
+    expected = want(case, x, g)
+    for config in configs(case, x, g, device):
+        assert_exact(gradient(case, x, g, config), expected, f"config {config}")
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["k2s2", "unet-128-64@256", "dcgan-256-128@8", "seed1-asymmetric", "seed0-grouped-dilated"])
+def test_nothing_is_written_round_the_result_and_the_workspace(name, dtype, device):
+    case = cases.find(name).scaled(LIMIT)
+    x, g = exact_operands(case, dtype, device)
+    expected, problem = want(case, x, g), describe(case, x, g)
+    guard = 256  # elements on each side
+    for config in configs(case, x, g, device):
+        needed = FUSED.workspace_bytes(problem, config, device)
+        result = torch.full((expected.numel() + 2 * guard,), math.nan, dtype=dtype, device=device)
+        scratch = torch.full((-(-needed // 4) + 2 * guard,), math.nan, device=device)
+        inner, stream = slice(guard, guard + expected.numel()), torch.cuda.current_stream(device).cuda_stream
+        addresses = (x.data_ptr(), result[guard:].data_ptr(), 0, g.data_ptr(), scratch[guard:].data_ptr())
+        FUSED.prepare(problem, config, device)(*addresses, stream)
+        torch.cuda.synchronize(device)
+        assert_exact(result[inner].view(expected.shape), expected, f"config {config}")
+        for t, last in ((result, guard + expected.numel()), (scratch, guard + -(-needed // 4))):
+            assert t[:guard].isnan().all()
+            assert t[last:].isnan().all()
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "name", ["unet-128-64@256", "pose-256-256@32x24", "seed3-wide-kernel", "seed0-grouped-dilated", "dpt-256-256@37"]
+)
+def test_rounding(name, dtype, device):
+    """At most twice the error of operands rounded to what is multiplied, float32 sums and one rounding."""
+    case = cases.find(name).scaled(0.5)
+    generator = torch.Generator(device).manual_seed(3)
+    x, g = (torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes(case))
+    exact, magnitude = want(case, x, g), want(case, x.abs(), g.abs())
+    rounded = [to_tf32(t) if dtype is torch.float32 else t.float() for t in (x, g)]
+    oracle = want(case, *rounded).float().to(dtype).double()
+    allowed = 2 * max(error_figure(oracle - exact, magnitude), torch.finfo(torch.float32).eps)
+    for config in configs(case, x, g, device):
+        got = gradient(case, x, g, config).cpu().double()
+        assert error_figure(got - exact, magnitude) <= allowed, config
+
+
+def to_tf32(t):
+    """Rounded to 10 bits behind the point, halves away from zero."""
+    bits = t.view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("name", ["unet-256-128@128", "seed3-wide-kernel", "pose-256-256@32x24", "sam-64-32@128"])
+def test_every_tile_repeats_its_bits_while_the_device_is_busy(name, dtype, device):
+    """What hands stages from warp to warp must not depend on their speed, which other work on the device changes."""
+    case = cases.find(name).scaled(2.0)
+    generator = torch.Generator(device).manual_seed(4)
+    x, g = (torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes(case))
+    other, stream = torch.randn(2048, 2048, device=device), torch.cuda.Stream(device)
+    for config in configs(case, x, g, device):
+        first = gradient(case, x, g, config)
+        torch.cuda.synchronize(device)
+        for _ in range(12):
+            with torch.cuda.stream(stream):
+                other = (other @ other).clamp(-1, 1)
+            assert torch.equal(gradient(case, x, g, config), first), config
+        torch.cuda.synchronize(device)
+
+
+def test_offsets_beyond_2_31(device):
+    """The last of 2 x 32800 x 32800 outputs; nearly all of both operands is zero."""
+    case = cases.find("output-over-2^31")
+    x_shape, g_shape = shapes(case)
+    if torch.cuda.mem_get_info()[0] < (8 << 30):
+        pytest.skip("needs 8 GiB of free GPU memory")
+    x = torch.zeros(x_shape, dtype=torch.bfloat16, device=device)
+    g = torch.zeros(g_shape, dtype=torch.bfloat16, device=device)
+    expected = torch.zeros(2, 2, 2, 2)
+    for ih, iw, value in ((16399, 16399, 1), (16399, 0, 2), (16398, 8200, 3), (0, 16399, 1)):
+        x[0, :, ih, iw] = torch.tensor([value, -1.0], device=device)
+        window = torch.arange(8.0).reshape(2, 2, 2) - value
+        g[0, :, 2 * ih : 2 * ih + 2, 2 * iw : 2 * iw + 2] = window.to(device)
+        expected += torch.tensor([value, -1.0]).reshape(2, 1, 1, 1) * window
+    for config in configs(case, x, g, device):
+        assert torch.equal(gradient(case, x, g, config).float().cpu(), expected), config
+
+
+def test_a_small_cap_leaves_fewer_parts(device):
+    case = cases.find("unet-128-64@256").scaled(0.3)
+    x, g = exact_operands(case, torch.float32, device)
+    free = {config: FUSED.workspace_bytes(describe(case, x, g), config, device) for config in configs(case, x, g, device)}
+    smaller, expected = 0, want(case, x, g)
+    for megabytes in (0.5, 1, 4):
+        with upfold.use(workspace_mb=megabytes):
+            for config in configs(case, x, g, device):
+                needed = FUSED.workspace_bytes(describe(case, x, g), config, device)
+                assert needed <= megabytes * 2**20
+                smaller += needed < free[config]
+                assert_exact(gradient(case, x, g, config), expected, f"config {config}")
+    assert smaller > 0
+
+
+def test_a_step_takes_it_where_it_leads(device):
+    case = cases.find("unet-128-64@256")
+    problem = describe(case, *(torch.empty(shape, device=device) for shape in shapes(case)))
+    assert dispatch.plan(problem, device).algorithm == "fused"
+
+
+def test_what_it_refuses(device):
+    case = dataclasses.replace(cases.find("k4s2p1"), batch=2)
+    x, g = exact_operands(case, torch.float32, device)
+    last = [t.contiguous(memory_format=torch.channels_last) for t in (x, g)]
+    assert "next to one another" in FUSED.reject(describe(case, *last), device)
+    assert "empty batch" in FUSED.reject(describe(case, x[:0], g[:0]), device)
+    assert_exact(gradient(case, *last), want(case, x, g))  # asked for by name, they are left to another method
+    assert not gradient(case, x[:0], g[:0]).any()
