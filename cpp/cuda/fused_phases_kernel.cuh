@@ -64,10 +64,16 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
 #pragma unroll
         for (int j = 0; j < Tile::kN8; ++j) {
           if constexpr (kExact) {
-            TensorCore<float>::add(sums[m][j], low, b_high[j][0], b_high[j][1]);
-            TensorCore<float>::add(sums[m][j], high, b_low[j][0], b_low[j][1]);
+            // Tensor cores cut off what they add up: each step has its own sum, which is added with rounding to nearest.
+            float part[4] = {};
+            TensorCore<float>::add(part, low, b_high[j][0], b_high[j][1]);
+            TensorCore<float>::add(part, high, b_low[j][0], b_low[j][1]);
+            TensorCore<float>::add(part, high, b_high[j][0], b_high[j][1]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[m][j][e] += part[e];
+          } else {
+            TensorCore<float>::add(sums[m][j], high, b_high[j][0], b_high[j][1]);
           }
-          TensorCore<float>::add(sums[m][j], high, b_high[j][0], b_high[j][1]);
         }
       }
     }
