@@ -82,11 +82,14 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     for config, (pixels, channels, reads) in enumerate(module.fused_input_tiles()):
         if not module.fused_input_fits(device, problem.cuda, config, problem.alignment):
             continue
+        if problem.batch == 0:
+            predicted[config] = _CALL
+            continue
         work = module.FusedInputCall(device, problem.cuda, config, problem.alignment).work
         whole, split, parts, steps, copied, grain, resident = work
         step, product = _MULTIPLY.get(reads, _OTHERWISE)
         multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
-        load = copied * (_COPIED + _COPY / max(1, grain)) + (0.0 if resident else 32 * steps * channels * _STREAMED)
+        load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
         store = pixels * channels * _STORED
         waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
         time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
