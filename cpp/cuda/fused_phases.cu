@@ -72,7 +72,9 @@ std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int c
   return plan.blocks > 0 ? std::make_shared<const PhasePlan>(plan) : nullptr;
 }
 
-FusedWork phase_work(const PhasePlan& plan) { return {plan.tiles, plan.job.chunks * plan.job.steps, plan.job.copy_count, 1}; }
+FusedWork phase_work(const PhasePlan& plan) {
+  return {plan.tiles, plan.job.chunks * plan.job.steps, plan.job.copy_count, plan.blocks};
+}
 
 void fused_phases(const Launch& launch, const Problem& p, const PhasePlan& plan, bool exact, const FusedOperands& operands,
                   int config) {

@@ -78,13 +78,17 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
-# Of rows that are pairs of a channel and a phase, for one multiprocessor: a product is of 16 x 8 x 8, an input a copy of up to 16
-# bytes. TF32, 16-bit values, and full float32.
+# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of a dozen layers (14, 13 and
+# 16 % off in root mean square): a product is of 16 x 8 x 8, an input a copy of up to 16 bytes, and packing a row of the weight
+# for a step. TF32, 16-bit values, and full float32.
 _PHASES = (
-    _Rates(9.9, 0.537, 0.0139, 3.04e-3, 2.07e-4, 1.21e-4, 1.21e-4, 0.0, 0.0),
-    _Rates(10.0, 0.724, 0.0113, 2.5e-3, 2.24e-4, 4.6e-5, 4.6e-5, 0.0, 0.0),
-    _Rates(11.4, 0.123, 0.0287, 6.47e-3, 6.79e-4, 1.43e-4, 1.43e-4, 0.0, 0.0),
+    _Rates(7.32, 0.832, 0.0, 2.08e-3, 3.26e-4, 8.81e-5, 8.81e-5, 0.0, 0.0, 4.66e-3),
+    _Rates(8.57, 0.995, 7.14e-3, 1.58e-3, 2.36e-4, 3.73e-5, 3.73e-5, 0.0, 0.0, 2.76e-3),
+    _Rates(18.3, 0.263, 1.57e-2, 5.56e-3, 6.74e-4, 1.89e-4, 1.89e-4, 0.0, 0.0, 3.41e-3),
 )
+# What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
+# their loads. They are preferred only where they lead by more than chance.
+_FILLED, _FEW_ROWS, _ROWS_OF_PRODUCT, _CAUTION = 3.0, 1.25, 16, 1.15
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
@@ -211,14 +215,18 @@ def _width(kind: _Kind, phases: int, vectors: int) -> float:
     return _LONG if kind == _Kind.WARPGROUPS and phases == 1 else 1.0
 
 
-def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], tile: int, multiprocessors: int) -> float:
-    """Predict the time of tiles of `tile` pairs times units: the copies, products and stores of a multiprocessor add up."""
-    tiles, steps, copies, _ = work
+def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows: int, units: int, multiprocessors: int) -> float:
+    """Predict the time of tiles of `rows` pairs: the copies, products and stores of a multiprocessor add up."""
+    tiles, steps, copies, blocks = work
     exact = problem.dtype is torch.float32 and not problem.allow_tf32
     rates = _PHASES[2 if exact else int(DTYPE_BYTES[problem.dtype] == 2)]
     outputs = problem.batch * problem.out_channels * prod(problem.out_size) / max(1, tiles)
-    each = rates.tile + steps * (rates.step + tile / 128 * rates.product) + copies * rates.input + outputs * rates.output
-    return rates.call + max(1.0, tiles / multiprocessors) * each
+    phases = {tap * problem.dilation[2] % problem.stride[2] for tap in range(problem.kernel_size[2])}
+    outputs *= _FILLED if len(phases) < problem.stride[2] else 1.0
+    each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * rates.input + outputs * rates.output
+    weights = max(1.0, blocks / multiprocessors) * steps * rows * rates.packing
+    time = rates.call + weights + max(1.0, tiles / multiprocessors) * each
+    return time * _CAUTION * (_FEW_ROWS if rows == _ROWS_OF_PRODUCT else 1.0)
 
 
 @lru_cache(maxsize=4096)
@@ -239,7 +247,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         if kind == _Kind.PHASES:
             predicted[config] = _phase_microseconds(
-                problem, _call(problem, config, device).work, channels * units, multiprocessors
+                problem, _call(problem, config, device).work, channels, units, multiprocessors
             )
             continue
         if phases_h == 0:  # rows are output channels times taps, units are inputs; all phases have one tap
