@@ -33,6 +33,7 @@ class PhasePlanner {
 
  private:
   static constexpr std::int64_t kMost = std::int64_t(1) << 30, kReservedBytes = 1 << 10, kVector = 16;
+  static constexpr std::int64_t kMostInputs = 1 << 15;  // of a box: more do not fit, whatever their type
 
   bool axes() {
     const Axis all[3] = {axis_d(p_), axis_h(p_), axis_w(p_)};
@@ -88,7 +89,7 @@ class PhasePlanner {
     job_.groups = std::int32_t(p_.groups), job_.batch = std::int32_t(p_.batch);
     job_.width_phases = w.first_phase[w.classes], job_.prefill = w.stride > job_.width_phases;
     const int set_count = d.classes * h.classes;
-    if (set_count > kMostPhaseSets || p_.y.c == 0 && p_.out_channels > 1) return false;
+    if (set_count > kMostPhaseSets) return false;
     std::int64_t most_lines = 0;
     for (int set = 0; set < set_count; ++set) most_lines = std::max(most_lines, lines_of_set(set));
     const auto groups_of = [&](std::int64_t lines) {
@@ -169,11 +170,15 @@ class PhasePlanner {
     return int(bytes & -bytes);
   }
 
-  // Lays x out in shared memory for a box and a chunk of channels.
-  void lay_out(const std::int64_t (&box)[4], std::int64_t channels) {
+  // Lays x out in shared memory for a box and a chunk of channels; false where counts are far beyond what fits.
+  bool lay_out(const std::int64_t (&box)[4], std::int64_t channels) {
     job_.grain = grain_of(box[2]);
     const std::int64_t elements = job_.grain / element_, inputs = box[2] + reach_[2];
     const std::int64_t lines = (box[0] + reach_[0]) * (box[1] + reach_[1]) * box[3];
+    for (const std::int64_t count : {inputs, box[0] + reach_[0], box[1] + reach_[1]}) {
+      if (count > kMostInputs) return false;
+    }
+    if (lines > kMostInputs || lines * inputs > kMostInputs) return false;
     job_.chunk_channels = std::int32_t(ceil_div(channels, 8) * 8),
     job_.chunks = std::int32_t(ceil_div(job_.ic, job_.chunk_channels));
     if (job_.dense) {
@@ -206,7 +211,9 @@ class PhasePlanner {
       shifts *= most;
     }
     job_.steps = std::int32_t(shifts * job_.width_shifts * (job_.chunk_channels / 8));
-    job_.weight_bytes = std::int32_t(std::int64_t(job_.chunks) * job_.steps * tile_.rows * 8 * sizeof(float));
+    const std::int64_t weight_bytes = std::int64_t(job_.chunks) * job_.steps * tile_.rows * 8 * std::int64_t(sizeof(float));
+    if (weight_bytes > shared_.of_block) return false;
+    job_.weight_bytes = std::int32_t(weight_bytes);
     // Room for the skew; an odd number of vectors from one line to the next.
     const std::int64_t per_vector = kVector / element_,
                        vectors = ceil_div(box[2] * job_.axis[2].stride + per_vector - 1, per_vector);
@@ -215,6 +222,7 @@ class PhasePlanner {
     job_.staged_line = std::int32_t(box_lines * job_.staged_pitch);
     job_.staged_bytes = std::int32_t(job_.lines * (job_.staged_line * element_ + 7 * kVector));  // and what stage_lines() may add
     job_.run_count = std::int32_t((job_.lines + job_.empty_lines) * box_lines);
+    return true;
   }
 
   // The distance of staged lines, at which the results of one product go to as many banks as possible.
@@ -281,7 +289,7 @@ class PhasePlanner {
       box[1] = balanced(units_[1], tile_.units / w), box[0] = balanced(units_[0], tile_.units / w / box[1]);
       box[3] = balanced(p_.batch, tile_.units / w / box[1] / box[0]);
       for (std::int64_t channels = job_.ic;; channels = ceil_div(channels, 2)) {
-        lay_out(box, channels);
+        if (!lay_out(box, channels)) break;
         if (shared_bytes() <= std::min(shared_.of_block, shared_.of_multiprocessor - kReservedBytes)) {
           const double cost = cost_of(box);
           if (best_channels == 0 || cost < least) least = cost, best_channels = channels, std::copy(box, box + 4, best);
@@ -289,8 +297,7 @@ class PhasePlanner {
         if (channels <= 8) break;
       }
     }
-    if (best_channels == 0) return false;
-    lay_out(best, best_channels);
+    if (best_channels == 0 || !lay_out(best, best_channels)) return false;
     stage_lines();
     for (int i = 0; i < 3; ++i)
       job_.axis[i].box = std::int32_t(best[i]), job_.axis[i].tiles = make_divisor(ceil_div(units_[i], best[i]));
