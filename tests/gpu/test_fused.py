@@ -94,6 +94,26 @@ def test_full_float32_keeps_the_rounding_rule(name, device, monkeypatch):
             check(ours((x, w, b), case.geometry, "fused"), want, oracle, magnitude, f"config {config}")
 
 
+@pytest.mark.parametrize("tf32", [True, False], ids=["tf32", "ieee"])
+@pytest.mark.parametrize("name", ["seed0-grouped-dilated", "k5s3p1-64-64@128", "k3s4d3-64-64@64", "fcn8s-21-21-k4@16"])
+def test_bad_pixels_stay_where_taps_carry_them_in_every_tile(name, tf32, device, monkeypatch):
+    """Phases with fewer taps share a tile with the others, channels are padded: no zero of these meets a NaN."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    case = dataclasses.replace(cases.find(name).scaled(LIMIT), batch=1)
+    x, w, b = case.tensors(torch.float32, device, exact=True, bias=True)
+    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
+    mark = torch.zeros(x.shape, dtype=torch.float64)
+    mark[index] = 1
+    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
+    poisoned = x.clone()
+    poisoned[index] = torch.nan
+    problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+    for config in FUSED.configs(problem, device):
+        with use_config(config):
+            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
+        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("name", ["k2s2", "k4s2p1", "dcgan-128-64@16", "seed3-wide-kernel"])
 def test_every_tile_applies_the_activation(name, activation, device):
