@@ -27,7 +27,7 @@ LARGEST_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**2
 ALGORITHMS = tuple(name for name in upfold.algorithms() if name not in ("gemm_atomic", "torch", "fused"))
 # depthwise takes one input channel in each group, on a GPU only; the others take every layer.
 GENERAL_ALGORITHMS = tuple(name for name in ALGORITHMS if name != "depthwise")
-# fused takes neither wide types nor, on a GPU, the gradient of x: asked for by name, it leaves that to `auto`.
+# fused takes no wide types, and on a GPU not every gradient: asked for by name, it leaves the others to `auto`.
 FORWARD_ALGORITHMS = (*ALGORITHMS, "fused")
 
 

@@ -28,9 +28,9 @@ _CPU_FUSED_PACK_BYTES = 16e9
 _CPU_FUSED_SUM_BYTES = 12e9  # a second, of the sums that become the weight's gradient
 _CPU_WIDEN_BYTES = 1.7e9  # a second, of the copy in float32 that gemm makes of a 16-bit weight
 
-# Fitted to `benchmarks/results/nvidia-h200.json`, so that the choice agrees with it: over its 235 layers, types and gradients it
-# is 1 % from the best method in geometric mean, and more than 20 % on three. Like those above they are no rates: products of
-# 16-bit types, above all, are bound by memory on nearly all of these layers.
+# Fitted to `benchmarks/results/nvidia-h200.json`, so that the choice agrees with it: over the forwards of its 50 layers in
+# TF32 and bfloat16 it is 1 % from the best method in geometric mean, and more than 20 % on two. Like those above they are no
+# rates: products of 16-bit types, above all, are bound by memory on nearly all of these layers.
 _GPU_LAUNCH_SECONDS = 3.35e-6
 # What enqueuing a product and its column kernels takes on the host, allocations included: an eager call is never shorter, a
 # replayed graph is. The choice stands between the two, nearer to the graph.
@@ -42,7 +42,7 @@ _GPU_GEMM_TF32_FLOPS = 243e12
 _GPU_GEMM_HALF_DEPTH = 13.0  # input channels of a group at which the product reaches half of that
 _GPU_WINDOW_SECONDS = 5.7e-6  # of laying x out in windows, and the factor of the product that reads them
 _GPU_WINDOW_FACTOR = 1.32
-# The same of both gradients in TF32, fitted to 85 of them (18 % off in root mean square).
+# The same of both gradients in TF32, fitted to 85 of them (15 % off in root mean square).
 _GPU_GRADIENT_LAUNCH_SECONDS = 6.3e-6
 _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12

@@ -11,6 +11,7 @@ import torch
 import upfold
 from gpu import missing
 from oracle import assert_exact, dtype_name, error_figure, exact_like, geometry_arguments, reference_gradients
+from test_rounding import compute_type
 from upfold import cases, dispatch, execute
 from upfold.algorithms import REGISTRY
 from upfold.dispatch import use_config
@@ -133,18 +134,11 @@ def test_rounding(name, dtype, device):
     generator = torch.Generator(device).manual_seed(3)
     x, g = (torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes(case))
     exact, magnitude = want(case, x, g), want(case, x.abs(), g.abs())
-    rounded = [to_tf32(t) if dtype is torch.float32 else t.float() for t in (x, g)]
-    oracle = want(case, *rounded).float().to(dtype).double()
+    oracle = want(case, compute_type(x), compute_type(g)).float().to(dtype).double()
     allowed = 2 * max(error_figure(oracle - exact, magnitude), torch.finfo(torch.float32).eps)
     for config in configs(case, x, g, device):
         got = gradient(case, x, g, config).cpu().double()
         assert error_figure(got - exact, magnitude) <= allowed, config
-
-
-def to_tf32(t):
-    """Rounded to 10 bits behind the point, halves away from zero."""
-    bits = t.view(torch.int32)
-    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
