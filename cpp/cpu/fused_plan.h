@@ -119,7 +119,7 @@ class FusedPlan {
   // Enough pixels to use what is read of the weights, and enough channels for a tile to fill its lines.
   static constexpr std::int64_t kFewPixels = 384, kLeastPixels = 64, kMostPixels = 4096, kGroupedChannels = 16;
   static constexpr std::int64_t kManyWeights = 262144;
-  static constexpr double kPaddedShare = 1.1;
+  static constexpr double kPaddedShare = 1.02;
   static constexpr double kPackingProducts = 3 * kLanes<float>;  // that take as long as to pack a value
 
  public:
