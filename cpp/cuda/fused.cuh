@@ -20,6 +20,14 @@ constexpr int kSwizzleBytes = 512;  // what the patches of warpgroups are aligne
 // Buffers that the barriers of a block are made for: of patches of packed x; of raw x and of weights, where rows are pixels.
 constexpr int kMostPatches = 4, kMostRawBuffers = 8, kMostWeightBuffers = 32;
 
+// Pixels and chunks of packed x that a warp lays out, by the bytes of a value: a sector's worth of pixels, and as many loads at
+// a time as hide their latency.
+constexpr int kPackThreads = 256;
+template <int kElement>
+constexpr int kPackedPixels = 32 / kElement;
+template <int kElement>
+constexpr int kPackedChunks = kElement;
+
 struct FusedAxis {
   AxisTaps<std::int32_t> taps;
   std::int32_t in, out, low, extent;
@@ -65,6 +73,7 @@ struct FusedJob {
   Divisor oc_tiles, sets_w, sets_h, sets_d;
   Divisor pixel_tiles;  // of all samples
   std::int32_t patch_pixels, patch_pitch, tile_n, batch;
+  std::int32_t live_columns;            // of packed x that some unit reads; those behind are neither written nor copied
   std::int32_t raw_bytes, raw_buffers;  // of one chunk of raw x; chunks that warpgroups copy ahead, raw or packed
   std::int32_t weight_buffers;          // stages of weights, of warpgroups
   bool direct, joined;                  // outputs of a unit in all width phases, or of two, are one aligned vector of y

@@ -27,7 +27,8 @@
   DO(13, Value, 1, 2, 4, 1, 16, true)     \
   DO(14, Value, 1, 1, 8, 2, 16, true)     \
   DO(15, Value, 1, 1, 4, 2, 16, true)     \
-  DO(16, Value, 2, 2, 8, 1, 8, true)
+  DO(16, Value, 2, 2, 8, 1, 8, true)      \
+  DO(17, Value, 2, 2, 4, 1, 8, true)
 
 #define UPFOLD_INSTANTIATE_TILE(index, Value, ...)                                                                         \
   template __global__ void fused_kernel<Value, FusedTile<__VA_ARGS__>>(const FusedJob, const Value*, const ShiftList*,     \
@@ -94,7 +95,6 @@ struct TypedOperands {
 // Packs the weight, and x where the tile wants it; returns the job with what depends on where y lies.
 template <typename Value, typename Tile>
 FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOperands<Value>& typed) {
-  constexpr unsigned kPackThreads = 256;
   launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
                 typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
   FusedJob job = plan.job;

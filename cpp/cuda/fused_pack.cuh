@@ -53,52 +53,79 @@ UPFOLD_DEVICE std::int32_t place_in_slot(std::int32_t vector, std::int32_t chann
   return vector * Tile::kChannels + channel;
 }
 
-// inputs[sample][group][chunk][d][h][w][16 bytes of a vector], padded to the patches of all tiles and swizzled like them; a
-// thread lays out one pixel of a chunk.
+// inputs[sample][group][chunk][d][h][w][16 bytes of a vector], padded to the patches of all tiles and swizzled like them. A warp
+// lays out kPackedPixels neighbouring pixels of kPackedChunks chunks: as many pixels as fill a sector of a channel's row when
+// they are read, and lanes side by side that fill sectors when they are written.
 template <typename Value, typename Tile>
-UPFOLD_DEVICE void pack_pixel(const FusedJob& job, std::uint32_t number, const Value* __restrict__ x,
-                              uint4* __restrict__ inputs) {
-  constexpr int kVector = kVectorOf<Value>, kChannels = Tile::kVectors * kVector;
-  std::uint32_t rest = number;
-  std::int32_t at[3], pixel = 0;
+UPFOLD_DEVICE void pack_inputs(const FusedJob& job, std::uint32_t number, const Value* __restrict__ x,
+                               uint4* __restrict__ inputs) {
+  constexpr int kVector = kVectorOf<Value>, kChannels = Tile::kVectors * kVector, kPixels = kPackedPixels<int(sizeof(Value))>;
+  constexpr int kTogether = 32 / kPixels, kOwn = Tile::kVectors / kTogether, kChunks = kPackedChunks<int(sizeof(Value))>;
+  static_assert(kOwn * kTogether == Tile::kVectors, "lanes share the vectors of a pixel");
+  const std::uint32_t lane = threadIdx.x % 32,
+                      plane = job.axis[0].padded.value * job.axis[1].padded.value * job.axis[2].padded.value;
+  const std::uint32_t runs = (plane + kPixels - 1) / kPixels, parts = std::uint32_t(job.chunks + kChunks - 1) / kChunks;
+  const std::uint32_t pixel = number % runs * kPixels + lane % kPixels;
+  std::uint32_t rest = number / runs;
+  const std::int32_t chunk = std::int32_t(rest % parts) * kChunks, vector = std::int32_t(lane) / kPixels;
+  rest /= parts;
+  const std::int32_t group = std::int32_t(rest % job.groups), n = std::int32_t(rest / job.groups);
+  if (n >= job.batch || pixel >= plane) return;
+  const std::int32_t ic = chunk * kChannels + vector * kVector;
+  const Value* from = x + n * job.x_n + (std::int64_t(group) * job.ic + ic) * job.x_c;
+  bool inside = true;
+  std::uint32_t place = pixel, column = 0;
 #pragma unroll
   for (int i = 2; i >= 0; --i) {
-    const std::int32_t padded = std::int32_t(take(job.axis[i].padded, rest));
-    if (i == 2) pixel = padded;
-    at[i] = padded + job.axis[i].low;
+    const std::uint32_t padded = take(job.axis[i].padded, place);
+    if (i == 2) column = padded;
+    const std::int32_t at = std::int32_t(padded) + job.axis[i].low;
+    inside = inside && std::uint32_t(at) < std::uint32_t(job.axis[i].in);
+    from += at * job.x_axis[i];
   }
-  const std::int32_t first = std::int32_t(rest % std::uint32_t(job.chunks)) * kChannels;
-  rest /= std::uint32_t(job.chunks);
-  const std::int32_t group = std::int32_t(rest % job.groups), n = std::int32_t(rest / job.groups);
-  if (n >= job.batch) return;
-  bool inside = true;
-  std::int64_t from = n * job.x_n + (std::int64_t(group) * job.ic + first) * job.x_c;
+  if (column >= std::uint32_t(job.live_columns)) return;
+  Value values[kChunks][kOwn][kVector];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    inside = inside && std::uint32_t(at[i]) < std::uint32_t(job.axis[i].in);
-    from += at[i] * job.x_axis[i];
+  for (int c = 0; c < kChunks * kOwn; ++c) {
+    const std::int32_t first = c / kOwn * kChannels + c % kOwn * kTogether * kVector;  // behind the lane's first channel
+    Value(&own)[kVector] = values[c / kOwn][c % kOwn];
+    if (job.raw.dense && inside && ic + first < job.ic) {
+      const uint4 vector_of_channels = *reinterpret_cast<const uint4*>(from + first);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) own[e] = reinterpret_cast<const Value*>(&vector_of_channels)[e];
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const bool exists = inside && ic + first + e < job.ic;
+      own[e] = exists ? from[(first + e) * job.x_c] : Narrow<Value>::from(0.0f);
+    }
   }
-  Value values[Tile::kVectors][kVector];
+  uint4* const to = inputs + ((std::int64_t(n) * job.groups + group) * job.chunks + chunk) * plane * Tile::kVectors +
+                    std::int64_t(pixel) * Tile::kVectors;
 #pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    const bool exists = inside && first + c < job.ic;
-    values[c / kVector][c % kVector] = exists ? x[from + c * job.x_c] : Narrow<Value>::from(0.0f);
+  for (int c = 0; c < kChunks; ++c) {
+    if (chunk + c >= job.chunks) break;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const std::uint32_t swizzled = std::uint32_t(vector + i * kTogether) ^ (column >> 1 & 3);
+      to[std::int64_t(c) * plane * Tile::kVectors + swizzled] = pack_vector(values[c][i]);
+    }
   }
-  uint4* const to = inputs + std::int64_t(number) * Tile::kVectors;
-#pragma unroll
-  for (int v = 0; v < Tile::kVectors; ++v) to[v ^ (pixel >> 1 & 3)] = pack_vector(values[v]);
 }
 
 // packed[group][set][oc_tile][chunk][slot][place_in_slot][16 bytes]; a block lays out one vector of a chunk, of one set and
 // oc_tile. The list of every set that the job has no table of is written by its first block. Where x is packed too, the blocks
 // behind `blocks` lay it out.
 template <typename Value, typename Tile>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kPackThreads)
     fused_pack_kernel(const __grid_constant__ FusedJob job, const Value* __restrict__ w, ShiftList* __restrict__ lists,
                       uint4* __restrict__ packed, const Value* __restrict__ x, uint4* __restrict__ inputs, std::uint32_t blocks) {
   let_next_begin();
   if constexpr (Tile::kPackedInputs) {
-    if (blockIdx.x >= blocks) return pack_pixel<Value, Tile>(job, (blockIdx.x - blocks) * blockDim.x + threadIdx.x, x, inputs);
+    if (blockIdx.x >= blocks) {
+      return pack_inputs<Value, Tile>(job, ((blockIdx.x - blocks) * blockDim.x + threadIdx.x) / 32, x, inputs);
+    }
   }
   constexpr int kVector = kVectorOf<Value>;
   __shared__ std::int32_t tap_of_slot[kMostShifts * Tile::kPhases];

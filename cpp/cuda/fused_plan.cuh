@@ -269,13 +269,19 @@ class Planner {
     std::int64_t padded = 1;
     for (FusedAxis& axis : job.axis) {
       std::int64_t size = std::int64_t(axis.tiles.value) * axis.tile + axis.extent - 1;
-      if (&axis == &job.axis[2]) size = ceil_div(size, 8) * 8;
+      if (&axis == &job.axis[2]) {
+        size = ceil_div(size, 8) * 8;
+        job.live_columns = std::int32_t(axis.units.value) + axis.extent - 1;
+      }
       axis.padded = make_divisor(size), padded *= size;
       if (padded > kMost) return false;
     }
     const std::int64_t all = padded * p_.batch * p_.groups * job.chunks;
     if (all > kMost) return false;
-    plan_.input_blocks = unsigned(ceil_div(all, 256));
+    const std::int64_t runs = ceil_div(padded, (element_ == 4 ? kPackedPixels<4> : kPackedPixels<2>));
+    const std::int64_t warps =
+        runs * p_.batch * p_.groups * ceil_div(job.chunks, element_ == 4 ? kPackedChunks<4> : kPackedChunks<2>);
+    plan_.input_blocks = unsigned(ceil_div(warps, kPackThreads / 32));
     plan_.workspace_bytes += all * tile_.vectors * kWordBytes;
     job.raw_buffers = 2;
     while (job.raw_buffers < kMostPatches && plan_.shared_bytes + patch_bytes(pixels) <= most)

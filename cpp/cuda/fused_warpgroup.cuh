@@ -176,17 +176,19 @@ struct WarpgroupBlock {
     await_previous();  // which packs them
     Ring buffer(patches());
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, width = std::int32_t(job.axis[2].patch.value);
-    const std::uint32_t row_bytes = std::uint32_t(width * Tile::kVectors * kWordBytes);
+    const std::uint32_t row_bytes = std::uint32_t(width * Tile::kVectors * kWordBytes);  // of the patch
     const std::int32_t rows_h = std::int32_t(job.axis[1].patch.value), rows_d = std::int32_t(job.axis[0].patch.value);
     const std::int64_t padded_w = job.axis[2].padded.value, padded_h = job.axis[1].padded.value;
     const std::int64_t plane = padded_w * padded_h * job.axis[0].padded.value * Tile::kVectors;
     const std::int32_t rows = rows_h * rows_d * job.tile_n;
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);
+      const std::int32_t live = job.live_columns - work.place.first[2];
+      const std::uint32_t live_bytes = std::uint32_t((live < width ? live : width) * Tile::kVectors * kWordBytes);
       for (std::int32_t chunk = work.first_chunk; chunk < work.first_chunk + work.chunks; ++chunk, buffer.next()) {
         const std::uint32_t full = address(shared.patch_full[buffer.at]), to = shared_address(patch(buffer.at));
         barrier_wait(address(shared.patch_empty[buffer.at]), buffer.parity ^ 1);
-        if (lane == 0) barrier_arrive_expecting(full, std::uint32_t(rows) * row_bytes);
+        if (lane == 0) barrier_arrive_expecting(full, std::uint32_t(rows) * live_bytes);
         __syncwarp();  // the bytes are expected before the first arrives
         for (std::int32_t row = lane; row < rows; row += 32) {
           std::uint32_t rest = std::uint32_t(row);
@@ -196,7 +198,7 @@ struct WarpgroupBlock {
           if (n >= job.batch) n = job.batch - 1;  // units that nobody stores
           const std::int64_t of = (n * job.groups + work.place.group) * job.chunks + chunk;
           const std::int64_t pixel = (d * padded_h + h) * padded_w + work.place.first[2];
-          copy_bulk(to + std::uint32_t(row) * row_bytes, inputs + of * plane + pixel * Tile::kVectors, row_bytes, full);
+          copy_bulk(to + std::uint32_t(row) * row_bytes, inputs + of * plane + pixel * Tile::kVectors, live_bytes, full);
         }
       }
     }
