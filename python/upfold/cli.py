@@ -34,7 +34,7 @@ from .options import (
 from .precision import float32_precision
 
 _CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "models")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "activation", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +120,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
 
 def _bench_options(command: argparse.ArgumentParser) -> None:
     suites = (*_SUITES, "all")
-    text = "which (default: smoke); all leaves out models, whole ones, each in all ways, which take minutes"
+    text = "which (default: smoke); all leaves out activation and models, which compile for minutes"
     command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help=text)
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
