@@ -1,8 +1,8 @@
 // The depthwise method, the adjoint in x: x[i] = sum over output channels and taps of y[i * stride - pad + tap * dilation] * w. A
 // thread owns one column of x in several rows, which share what is read of y.
-//   short: kernels and strides that are known when compiling: every row of y is read once for all rows of x;
+//   short: float32, kernels and strides that are known when compiling: every row of y is read once for all rows of x;
 //   wide: kernels of kMh strides on the H axis: lanes share out the columns of the kernel, four each, and add up at the end; rows
-//     of y of one phase follow one another, so that the taps stay in registers;
+//     of y of one phase follow one another, so that the taps stay in registers; or lanes run along channels, each with all columns;
 //   general: everything else, and lanes along channels where the channel is the fastest axis.
 #include "depthwise.cuh"
 
@@ -69,7 +69,21 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   store_rows(job, place, x, sums);
 }
 
-template <typename Value, int kMh, bool kVectors>
+// How four neighbours of a row are read.
+enum class Reads { kVectors, kNeighbours, kChannels };  // at once; one by one; one by one, a row of channels apart
+
+template <Reads kReads, typename Value>
+UPFOLD_DEVICE void read_four(const Value* __restrict__ row, std::int32_t first, std::int32_t step, std::uint32_t mask,
+                             float (&four)[4]) {
+  if constexpr (kReads == Reads::kChannels) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = mask >> i & 1 ? widen(row[(first + i) * step]) : 0.0f;
+  } else {
+    load_four<kReads == Reads::kVectors>(row + first, mask, four);
+  }
+}
+
+template <typename Value, int kMh, Reads kReads>
 __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     depthwise_input_wide_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
@@ -93,13 +107,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         float weights[kMh][4];
 #pragma unroll
         for (int m = 0; m < kMh; ++m) {
-          load_four<kVectors>(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, weights[m]);
+          read_four<kReads>(taps + (phase + m * h.stride) * job.w.axis[1], kw, job.w.axis[2], used, weights[m]);
         }
 #pragma unroll
         for (int r = 0; r < kT + kMh - 1; ++r) {
           const std::int32_t oh = oh0 + r * h.stride + phase;
           float row[4];
-          load_four<kVectors>(plane + (oh * job.y.axis[1] + ow0 + kw), inside(oh, h.out_count) ? mask : 0, row);
+          read_four<kReads>(plane + oh * job.y.axis[1], ow0 + kw, job.y.axis[2], inside(oh, h.out_count) ? mask : 0, row);
 #pragma unroll
           for (int j = 0; j < kMh * 4; ++j) {
             const int t = r - j / 4;
@@ -159,14 +173,20 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK)                                                                               \
   template __global__ void depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>(const DepthwiseJob, const Value*, const Value*, \
                                                                                  Value*);
-// kMh, kVectors
-#define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
-#define UPFOLD_MAKE_WIDE(Value, kMh, kVectors)                                                                               \
-  template __global__ void depthwise_input_wide_kernel<Value, kMh, kVectors>(const DepthwiseJob, const Value*, const Value*, \
-                                                                             Value*);
-#define UPFOLD_MAKE(dtype, Value)        \
-  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value) \
-  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)   \
+// kMh, kReads
+#define UPFOLD_WIDE(DO, Value)       \
+  DO(Value, 1, Reads::kVectors)    \
+  DO(Value, 1, Reads::kNeighbours) \
+  DO(Value, 1, Reads::kChannels)   \
+  DO(Value, 2, Reads::kVectors)    \
+  DO(Value, 2, Reads::kNeighbours) \
+  DO(Value, 2, Reads::kChannels)
+#define UPFOLD_MAKE_WIDE(Value, kMh, kReads)                                                                               \
+  template __global__ void depthwise_input_wide_kernel<Value, kMh, kReads>(const DepthwiseJob, const Value*, const Value*, \
+                                                                           Value*);
+UPFOLD_SHORT(UPFOLD_MAKE_SHORT, float)
+#define UPFOLD_MAKE(dtype, Value)      \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value) \
   template __global__ void depthwise_input_general_kernel<Value>(const DepthwiseJob, const Value*, const Value*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
@@ -193,6 +213,9 @@ bool short_fits(const Problem& p) {
 
 bool wide_fits(const Problem& p) { return p.kernel_w >= 4 && (p.kernel_h == p.stride_h || p.kernel_h == 2 * p.stride_h); }
 
+// The wide kernels with lanes along channels.
+bool channels_fit(const Problem& p) { return p.x.c == 1 && wide_fits(p) && dense_taps(axis_h(p)) && dense_taps(axis_w(p)); }
+
 // Lanes that share out a kernel's columns, four each.
 std::int32_t lanes_of(const Problem& p) {
   std::int32_t lanes = 1;
@@ -213,15 +236,21 @@ DepthwiseJob input_job(const Problem& p, bool special) {
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
   const DepthwiseJob job = input_job(p, special);
-  const bool vectors = depthwise_by_four(p, operands.y, operands.w);
+  const Reads reads = !special                                          ? Reads::kChannels
+                      : depthwise_by_four(p, operands.y, operands.w) ? Reads::kVectors
+                                                                        : Reads::kNeighbours;
   const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
-    if (!special) return depthwise_input_general_kernel<Value>;
+    if (!special && !channels_fit(p)) return depthwise_input_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
   if (is_short(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
-    UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
+    if constexpr (sizeof(Value) == 4) {
+      if (special) {
+        UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
+      }
+    }
 #undef UPFOLD_CHOOSE
-#define UPFOLD_CHOOSE(type, kMh, kVectors) \
-  if (p.kernel_h == kMh * p.stride_h && vectors == kVectors) return depthwise_input_wide_kernel<Value, kMh, kVectors>;
+#define UPFOLD_CHOOSE(type, kMh, kReads) \
+  if (p.kernel_h == kMh * p.stride_h && reads == kReads) return depthwise_input_wide_kernel<Value, kMh, kReads>;
     UPFOLD_WIDE(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
     return nullptr;
@@ -241,10 +270,13 @@ bool depthwise_input_special(const Problem& p) {
 }
 
 void depthwise_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  if (special && depthwise_walk_input(launch, p, operands)) return;
+  // Element by element, the 16-bit ones of short kernels are read faster by the general kernel (on an H200).
+  const bool known = special && (p.dtype == Dtype::kFloat32 || !short_fits(p));
   switch (p.dtype) {
 #define UPFOLD_CASE(dtype, Value) \
   case Dtype::dtype:              \
-    return run<Value>(launch, p, operands, special);
+    return run<Value>(launch, p, operands, known);
     UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
 #undef UPFOLD_CASE
     default:
