@@ -16,12 +16,11 @@ namespace upfold::cuda {
 template <typename Value>
 constexpr int kVector = 16 / int(sizeof(Value));
 
-// Blocks that a multiprocessor is to hold of walks with so many taps.
-#ifndef DW_BLOCKS
-#define DW_BLOCKS 3
-#endif
-template <int kTaps = 0>
-constexpr int kWalkBlocks = kTaps > 16 ? 2 : DW_BLOCKS;
+// Blocks that a multiprocessor is to hold of a gradient's walk, by its kernel and stride: as many as registers allow.
+template <int kTaps, int kS>
+constexpr int kWalkBlocks = kTaps > 16 ? 2
+                            : kS == 1  ? 3
+                                       : 4;
 
 // An element as it lies in memory, in the low bits of a word.
 template <typename Value>
@@ -116,15 +115,16 @@ UPFOLD_DEVICE void store_results(Value* to, const float (&results)[kCount]) {
 }
 
 #ifndef __CUDACC_RTC__
-constexpr std::int64_t kWalkThreads = 132 * 1024;  // which fill an H200 once
+constexpr std::int64_t kWalkThreads = 132 * 1024;  // which an H200 holds at once
 constexpr std::int64_t kFewestSteps = 4;           // of a walk, which begins with its taps and the rows before its own
 
 // Walks that share out `rows`, each as long as the others or shorter: how many, and the steps of one.
 struct Walks {
   std::int64_t count, steps;
 };
-inline Walks walks_of(std::int64_t rows, std::int64_t columns) {
-  const std::int64_t wanted = std::max<std::int64_t>(1, kWalkThreads / columns);
+// `waves`: how often the walks of all `columns` are to fill the device, as far as they are long enough.
+inline Walks walks_of(std::int64_t rows, std::int64_t columns, std::int64_t waves) {
+  const std::int64_t wanted = std::max<std::int64_t>(1, waves * kWalkThreads / columns);
   const std::int64_t steps = std::max(ceil_div(rows, wanted), std::min(rows, kFewestSteps));
   return {ceil_div(rows, steps), steps};
 }

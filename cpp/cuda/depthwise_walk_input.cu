@@ -18,7 +18,7 @@ struct InputWalk {
 };
 
 template <typename Value, int kSh, int kKh, int kS, int kK, int kP>
-__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK>)
+__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK, kS>)
     depthwise_walk_input_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
   using Walk = InputWalk<Value, kSh, kKh, kS, kK, kP>;
@@ -81,7 +81,7 @@ UPFOLD_DEVICE void store_eight(const EightShares& shares, Value* to, bool owned)
 
 // kHalves: the second half of a vector lies above the column after.
 template <typename Value, bool kHalves>
-__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<>)
+__global__ void __launch_bounds__(kDepthwiseThreads, 4)
     depthwise_walk_input_eight_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                       Value* __restrict__ x) {
   static_assert(kDepthwiseThreads == 32 * kEight && kVector<Value> == kEight, "a warp for each phase, a vector for each stride");
@@ -142,15 +142,16 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<>)
   DO(Value, 1, 3, 1, 3, 1)      \
   DO(Value, 1, 5, 1, 5, 2)      \
   DO(Value, 1, 1, 2, 4, 1)
-#define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK, kP)                                                                              \
-  template __global__ void depthwise_walk_input_kernel<Value, kSh, kKh, kS, kK, kP>(const DepthwiseJob, const Value*, const Value*, \
-                                                                                    Value*);
+#define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK, kP)                                                                \
+  template __global__ void depthwise_walk_input_kernel<Value, kSh, kKh, kS, kK, kP>(const DepthwiseJob, const Value*, \
+                                                                                    const Value*, Value*);
 #define UPFOLD_MAKE(dtype, Value) UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value)
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 // kHalves
 #define UPFOLD_EIGHTS(DO, Value) DO(Value, false) DO(Value, true)
-#define UPFOLD_MAKE_EIGHT(Value, kHalves) \
-  template __global__ void depthwise_walk_input_eight_kernel<Value, kHalves>(const DepthwiseJob, const Value*, const Value*, Value*);
+#define UPFOLD_MAKE_EIGHT(Value, kHalves)                                                                                    \
+  template __global__ void depthwise_walk_input_eight_kernel<Value, kHalves>(const DepthwiseJob, const Value*, const Value*, \
+                                                                             Value*);
 UPFOLD_EIGHTS(UPFOLD_MAKE_EIGHT, __half)
 UPFOLD_EIGHTS(UPFOLD_MAKE_EIGHT, __nv_bfloat16)
 
@@ -169,8 +170,8 @@ using InputKernel = void (*)(const DepthwiseJob, const Value*, const Value*, Val
 // The kernel for a problem, or null.
 template <typename Value>
 InputKernel<Value> kernel_of(const Problem& p) {
-#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kP)                                                               \
-  if (p.stride_h == kSh && p.kernel_h == kKh && p.stride_w == kS && p.kernel_w == kK && p.pad_w == kP)          \
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kP)                                                      \
+  if (p.stride_h == kSh && p.kernel_h == kKh && p.stride_w == kS && p.kernel_w == kK && p.pad_w == kP) \
     return p.in_w % (kVector<Value> / kS) == 0 ? depthwise_walk_input_kernel<Value, kSh, kKh, kS, kK, kP> : nullptr;
   UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
@@ -195,7 +196,7 @@ InputKernel<Value> eight_kernel_of(const Problem& p) {
 DepthwiseJob walk_job(const Problem& p, std::int64_t columns, std::int64_t lanes) {
   DepthwiseJob job = depthwise_job(p);
   job.channels = make_divisor(p.in_channels), job.columns = make_divisor(columns), job.depth = make_divisor(p.in_d);
-  const Walks walks = walks_of(p.in_h, depthwise_threads(job, p.batch) * lanes);
+  const Walks walks = walks_of(p.in_h, depthwise_threads(job, p.batch) * lanes, lanes > 1 ? 1 : 2);
   job.tiles = make_divisor(walks.count), job.tiles_of_run = std::int32_t(walks.steps);
   job.threads = std::uint32_t(depthwise_threads(job, p.batch));
   return job;
@@ -208,7 +209,8 @@ bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   const InputKernel<Value> kernel = eight ? eight_kernel_of<Value>(p) : kernel_of<Value>(p);
   if (kernel == nullptr || (!eight && !depthwise_aligned(p, p.x, p.in_w, operands.x, 16 / p.stride_w))) return false;
   const std::int64_t last = p.in_w - (p.pad_w % kEight != 0 ? 2 : 1);  // a column that no warp begins behind
-  const std::int64_t columns = eight ? std::max<std::int64_t>(1, ceil_div(last, kEightColumns)) : p.in_w * p.stride_w / kVector<Value>;
+  const std::int64_t columns =
+      eight ? std::max<std::int64_t>(1, ceil_div(last, kEightColumns)) : p.in_w * p.stride_w / kVector<Value>;
   const DepthwiseJob job = walk_job(p, columns, eight ? kDepthwiseThreads : 1);
   const unsigned blocks = eight ? job.threads : unsigned(ceil_div(job.threads, kDepthwiseThreads));
   launch_kernel("depthwise", kernel, launch, blocks, kDepthwiseThreads, job, static_cast<const Value*>(operands.y),

@@ -1,5 +1,5 @@
-// The depthwise method, the adjoint in w of whole rows (depthwise_walk.cuh) of 16-bit types. A thread walks down beside a run of y, reads every
-// row of it once, and adds up all taps that it meets; blocks and parts are those of depthwise_weight.cu.
+// The depthwise method, the adjoint in w of whole rows (depthwise_walk.cuh) of 16-bit types. A thread walks down beside a run of
+// y, reads every row of it once, and adds up all taps that it meets; blocks and parts are those of depthwise_weight.cu.
 //   short: kernels and strides that are known when compiling: a step reads the rows of y of one stride and a row of x;
 //   wide: strides of a vector and more and kernels of kMh and kM strides: a block has the taps of one phase of the H axis.
 // A product whose pixel or whose gradient lies outside is left out, for it need not be 0 times something finite.
@@ -10,7 +10,10 @@ namespace upfold::cuda {
 
 // Taps, and what fills them up to a power of two.
 template <int kTaps>
-constexpr int kSums = kTaps <= 4 ? 4 : kTaps <= 8 ? 8 : kTaps <= 16 ? 16 : 32;
+constexpr int kSums = kTaps <= 4    ? 4
+                      : kTaps <= 8  ? 8
+                      : kTaps <= 16 ? 16
+                                    : 32;
 
 // A run of a walk: its column, its steps and, in elements, its first row of x and its plane of y.
 struct WalkItem {
@@ -30,16 +33,31 @@ UPFOLD_DEVICE WalkItem walk_item(const DepthwiseJob& job, const WeightBlock& blo
   return found;
 }
 
-// Adds the products of a run of x with a row of y to the sums of a row of taps.
-template <int kS, int kK, int kC, int kCount>
-UPFOLD_DEVICE void add_row(const float (&pixels)[kC], const float (&row)[kCount], float* sums) {
+// Where the sum of a tap of a block's channel and part lies.
+UPFOLD_DEVICE std::uint32_t sum_offset(const DepthwiseWeightJob& job, const WeightBlock& block, std::int32_t kh,
+                                       std::int32_t kw) {
+  const AxisTaps<std::int32_t>* const axis = job.problem.axis;
+  const std::int32_t plane = block.channel * axis[0].kernel + block.kd;
+  return block.part * job.elements + std::uint32_t((plane * axis[1].kernel + kh) * axis[2].kernel + kw);
+}
+
+// Adds the products of a step of a short walk: of kSh rows of y with the kMh rows of x that they reach. Where kAll, all rows
+// are there.
+template <int kKh, int kS, int kK, bool kAll, int kSh, int kMh, int kC, int kCount>
+UPFOLD_DEVICE void add_step(const float (&pixels)[kMh][kC], const float (&rows)[kSh][kCount], const bool (&of_x)[kMh],
+                            const bool (&of_y)[kSh], float* sums) {
 #pragma unroll
-  for (int i = 0; i < kC * kK; ++i) add_product(sums[i % kK], pixels[i / kK], row[i / kK * kS + i % kK]);
+  for (int j = 0; j < kSh * kMh; ++j) {
+    const int t = j % kMh, q = j / kMh, kh = kKh - kSh + q - t * kSh;
+    if (kh < 0 || !(kAll || (of_x[t] && of_y[q]))) continue;
+#pragma unroll
+    for (int i = 0; i < kC * kK; ++i) add_product(sums[kh * kK + i % kK], pixels[t][i / kK], rows[q][i / kK * kS + i % kK]);
+  }
 }
 
 // kSh, kKh and kS, kK: strides and kernels of the H and W axes; kP: padding of the W axis.
 template <typename Value, int kSh, int kKh, int kS, int kK, int kP>
-__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK>)
+__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK, kS>)
     depthwise_walk_weight_kernel(const DepthwiseWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                                  float* __restrict__ partial) {
   constexpr int kC = kVector<Value> / kS, kMh = (kKh + kSh - 1) / kSh, kTail = kK - kS - kP > 0 ? kK - kS - kP : 0;
@@ -69,51 +87,54 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK>)
 #pragma unroll 1
     for (std::int32_t step = 1 - kMh; step < steps; ++step) {
       float rows[kSh][Row::kCount];
-      bool there[kSh];
+      bool of_y[kSh];
 #pragma unroll
-      for (int q = 0; q < kSh; ++q) next[q].widen(rows[q]), there[q] = inside(oh + q, out_count);
+      for (int q = 0; q < kSh; ++q) next[q].widen(rows[q]), of_y[q] = inside(oh + q, out_count);
       below.widen(pixels[kMh - 1]);
       oh += kSh, plane += kSh * p.y.axis[1], from += p.x.axis[1];
 #pragma unroll
       for (int q = 0; q < kSh; ++q) next[q].load(plane + q * p.y.axis[1], inside(oh + q, out_count), edges);
       below.load(from, step + kMh < steps, {{}, true, {}});
-      const bool whole = inside(step, steps - (kMh - 1)) && there[0] && there[kSh - 1];
-      if (whole) {
+      bool of_x[kMh], all = of_y[0] && of_y[kSh - 1];
 #pragma unroll
-        for (int j = 0; j < kSh * kMh; ++j) {
-          const int t = j % kMh, q = j / kMh, kh = kKh - kSh + q - t * kSh;
-          if (kh >= 0) add_row<kS, kK>(pixels[t], rows[q], sums + (kh >= 0 ? kh : 0) * kK);
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < kSh * kMh; ++j) {
-          const int t = j % kMh, q = j / kMh, kh = kKh - kSh + q - t * kSh;
-          if (kh >= 0 && there[q] && inside(step + t, steps)) add_row<kS, kK>(pixels[t], rows[q], sums + (kh >= 0 ? kh : 0) * kK);
-        }
-      }
+      for (int t = 0; t < kMh; ++t) of_x[t] = inside(step + t, steps), all = all && of_x[t];
+      all ? add_step<kKh, kS, kK, true>(pixels, rows, of_x, of_y, sums)
+          : add_step<kKh, kS, kK, false>(pixels, rows, of_x, of_y, sums);
 #pragma unroll
       for (int j = 0; j < (kMh - 1) * kC; ++j) pixels[j / kC][j % kC] = pixels[j / kC + 1][j % kC];
     }
   }
   const float sum = sum_of_block(sums, exchange);
   const std::int32_t thread = std::int32_t(threadIdx.x);
-  if (thread >= kKh * kK) return;
-  partial[block.part * job.elements + std::uint32_t((block.channel * p.axis[0].kernel + block.kd) * (kKh * kK) + thread)] = sum;
+  if (thread < kKh * kK) partial[sum_offset(job, block, thread / kK, thread % kK)] = sum;
 }
 
-// Adds the products of a vector of y with a row of x: tap number m of its element j is sum m * kV + j.
-template <int kM, bool kHalves, int kV, int kColumns>
-UPFOLD_DEVICE void add_taps(const float (&pixels)[kColumns], const float (&row)[kV], float* sums) {
+// The column of x that a wide walk's sum number m * kV + j takes from: those are the columns of one unit, or one more where the
+// second half of a vector lies in the unit after.
+template <int kM, int kV, int kColumns>
+UPFOLD_DEVICE constexpr int met_column(int sum) {
+  return (kColumns > kM && sum % kV >= kV / 2 ? kM : kM - 1) - sum / kV % kM;
+}
+
+// Adds the products of a step of a wide walk: of a vector of y with the kMh rows of x that its taps come from. Sum (mh * kM + m)
+// * kV + j is of tap number m of the row's element j. Where kAll, all rows are there.
+template <int kM, bool kAll, int kMh, int kV, int kColumns>
+UPFOLD_DEVICE void add_step(const float (&pixels)[kMh][kColumns], const float (&row)[kV], const bool (&of_x)[kMh], float* sums) {
 #pragma unroll
-  for (int i = 0; i < kM * kV; ++i) {
-    add_product(sums[i], pixels[(kHalves && i % kV >= kV / 2 ? kM : kM - 1) - i / kV], row[i % kV]);
+  for (int mh = 0; mh < kMh; ++mh) {
+    if (!kAll && !of_x[mh]) continue;
+#pragma unroll
+    for (int i = 0; i < kM * kV; ++i) {
+      const int column = met_column<kM, kV, kColumns>(i);
+      add_product(sums[mh * kM * kV + i], pixels[mh][column], row[i % kV]);
+    }
   }
 }
 
 // kMh and kM: kernels of the H and W axes in strides. All vectors of a block begin at the same phase of the W axis, and lie in
 // one unit of it; or where kHalves a stride is a vector, and the second half lies in the unit after. A thread has one item.
 template <typename Value, int kMh, int kM, bool kHalves>
-__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<>)
+__global__ void __launch_bounds__(kDepthwiseThreads, 4)
     depthwise_walk_weight_wide_kernel(const DepthwiseWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                                       float* __restrict__ partial) {
   constexpr int kV = kVector<Value>, kColumns = kM + (kHalves ? 1 : 0);
@@ -154,29 +175,24 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<>)
     next.load(plane, step < steps, {{}, true, {}});
     below.load(from, inside(ih, h.in_end), edges);
     from += p.x.axis[1];
-    if (inside(ih - kMh, h.in_end) && inside(ih - 1, h.in_end)) {
+    bool of_x[kMh], all = true;
 #pragma unroll
-      for (int mh = 0; mh < kMh; ++mh) add_taps<kM, kHalves>(pixels[mh], row, sums + mh * kM * kV);
-    } else {
+    for (int mh = 0; mh < kMh; ++mh) of_x[mh] = inside(ih - 1 - mh, h.in_end), all = all && of_x[mh];
+    all ? add_step<kM, true>(pixels, row, of_x, sums) : add_step<kM, false>(pixels, row, of_x, sums);
 #pragma unroll
-      for (int mh = 0; mh < kMh; ++mh) {
-        if (inside(ih - 1 - mh, h.in_end)) add_taps<kM, kHalves>(pixels[mh], row, sums + mh * kM * kV);
-      }
-    }
-#pragma unroll
-    for (int j = kMh * kColumns - 1; j >= kColumns; --j) pixels[j / kColumns][j % kColumns] = pixels[j / kColumns - 1][j % kColumns];
+    for (int j = kMh * kColumns - 1; j >= kColumns; --j)
+      pixels[j / kColumns][j % kColumns] = pixels[j / kColumns - 1][j % kColumns];
   }
 #pragma unroll
   for (int i = 0; i < kMh * kM * kV; ++i) {
-    if (!edges.lead[(kHalves && i % kV >= kV / 2 ? kM : kM - 1) - i / kV % kM]) sums[i] = 0.0f;
+    if (!edges.lead[met_column<kM, kV, kColumns>(i)]) sums[i] = 0.0f;
   }
   const float sum = sum_of_block(sums, exchange);
   const std::int32_t thread = std::int32_t(threadIdx.x), j = thread % kV, m = thread / kV % kM;
   if (thread >= kMh * kM * kV) return;
   const std::int32_t kh = tap_row + thread / (kV * kM) * h.stride, phase = (start * kV + v.pad) % v.stride;
   const std::int32_t kw = phase + j + m * v.stride - (kHalves && j >= kV / 2 ? v.stride : 0);
-  const std::int32_t element = ((block.channel * p.axis[0].kernel + block.kd) * h.kernel + kh) * v.kernel + kw;
-  partial[block.part * job.elements + std::uint32_t(element)] = sum;
+  partial[sum_offset(job, block, kh, kw)] = sum;
 }
 
 // kSh, kKh, kS, kK, kP
@@ -268,7 +284,7 @@ bool depthwise_walk_weight_job(const Problem& p, DepthwiseWeightJob& job) {
   job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(taps);
   job.groups = make_divisor(is_short ? 1 : p.stride_h * starts), job.elements = std::uint32_t(elements);
   const std::int64_t blocks = p.out_channels * p.kernel_d * job.groups.value, columns = p.batch * p.in_d * base.columns.value;
-  const Walks walks = walks_of(is_short ? p.in_h : ceil_div(p.out_h, p.stride_h), columns * blocks);
+  const Walks walks = walks_of(is_short ? p.in_h : ceil_div(p.out_h, p.stride_h), columns * blocks, 1);
   base.tiles = make_divisor(walks.count), base.tiles_of_run = std::int32_t(walks.steps);
   job.items = std::uint32_t(columns * walks.count);
   depthwise_share_parts(job, ceil_div(job.items, kDepthwiseThreads), kDepthwiseThreads);
@@ -280,10 +296,10 @@ bool depthwise_walk_weight(const Launch& launch, const Problem& p, const Depthwi
   const bool of_x = !short_fits(p) || depthwise_aligned(p, p.x, p.in_w, operands.x, 16 / p.stride_w);
   if (!of_x || !depthwise_aligned(p, p.y, p.out_w, operands.y, 16)) return false;
   const std::int64_t blocks = p.out_channels * p.kernel_d * job.groups.value * job.parts.value;
-#define UPFOLD_RUN(dtype_name, Value)                                                                                      \
-  if (p.dtype == Dtype::dtype_name)                                                                                        \
-    launch_kernel("depthwise", kernel_of<Value>(p), launch, unsigned(blocks), kDepthwiseThreads, job,                      \
-                  static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y),                            \
+#define UPFOLD_RUN(dtype_name, Value)                                                                 \
+  if (p.dtype == Dtype::dtype_name)                                                                   \
+    launch_kernel("depthwise", kernel_of<Value>(p), launch, unsigned(blocks), kDepthwiseThreads, job, \
+                  static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y),       \
                   static_cast<float*>(operands.workspace));
   UPFOLD_HALF_TYPES(UPFOLD_RUN)
 #undef UPFOLD_RUN
