@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     if (!inside(od, d.out_count)) continue;
     const Value* const taps = w + (weight_offset(job, place.channel + oc) + kd * job.w.axis[0]);
     const Value* const plane = y + (place.y + oc * job.y.c + od * job.y.axis[0]);
-    for (std::int32_t phase = 0; phase < h.stride; ++phase) {
-      for (std::int32_t kw = lane * 4; kw < v.kernel; kw += job.lanes * 4) {
-        const std::uint32_t used = positions_mask<4>(kw, v.kernel), mask = positions_mask<4>(ow0 + kw, v.out_count) & used;
+    for (std::int32_t kw = lane * 4; kw < v.kernel; kw += job.lanes * 4) {
+      const std::uint32_t used = positions_mask<4>(kw, v.kernel), mask = positions_mask<4>(ow0 + kw, v.out_count) & used;
+      for (std::int32_t phase = 0; phase < h.stride; ++phase) {
         float weights[kMh][4];
 #pragma unroll
         for (int m = 0; m < kMh; ++m) {
@@ -131,10 +131,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   if (live && lane == 0) store_rows(job, place, x, sums);
 }
 
-#ifndef DW_PAIR_ROWS
-#define DW_PAIR_ROWS 4
-#endif
-constexpr int kPairRows = DW_PAIR_ROWS;  // of a thread with two channels
+constexpr int kPairRows = 4;  // of a thread with two channels
 
 // Four words of a row, a row of channels apart; as words, so that the loads of several rows are under way together.
 UPFOLD_DEVICE void read_words(const void* from, std::int32_t step, std::uint32_t mask, std::uint32_t (&words)[4]) {

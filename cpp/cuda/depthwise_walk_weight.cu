@@ -55,9 +55,15 @@ UPFOLD_DEVICE void add_step(const float (&pixels)[kMh][kC], const float (&rows)[
   }
 }
 
+// float16 is widened all at once, which takes more registers than the shifts of bfloat16.
+template <typename Value, int kBlocks>
+constexpr int kWeightBlocks = kBlocks;
+template <int kBlocks>
+constexpr int kWeightBlocks<__half, kBlocks> = kBlocks < 3 ? kBlocks : 3;
+
 // kSh, kKh and kS, kK: strides and kernels of the H and W axes; kP: padding of the W axis.
 template <typename Value, int kSh, int kKh, int kS, int kK, int kP>
-__global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK, kS>)
+__global__ void __launch_bounds__(kDepthwiseThreads, kWeightBlocks<Value, kWalkBlocks<kKh * kK, kS>>)
     depthwise_walk_weight_kernel(const DepthwiseWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                                  float* __restrict__ partial) {
   constexpr int kC = kVector<Value> / kS, kMh = (kKh + kSh - 1) / kSh, kTail = kK - kS - kP > 0 ? kK - kS - kP : 0;
