@@ -4,6 +4,7 @@
 //   wide: kernels of kMh strides on the H axis: lanes share out the columns of the kernel, four each, and add up at the end; rows
 //     of y of one phase follow one another, so that the taps stay in registers; or lanes run along channels, each with all
 //     columns;
+//   walks: whole aligned rows (depthwise_walk_input.cu);
 //   general: everything else, and lanes along channels where the channel is the fastest axis.
 #include "depthwise_walk.cuh"
 

@@ -1,6 +1,7 @@
 // The depthwise method (one input channel in each group), the transposed convolution of the usual kernels. A thread owns kV
 // neighbouring outputs of a row, a store of 16 bytes, in several rows, and keeps their taps in registers; every row of x that
 // they need is read once for all of them. Neighbouring lanes own neighbouring runs.
+//   walks: whole aligned rows (depthwise_walk.cu);
 //   short: strides that divide kV, of a fixed kernel: rows of all phases of the H axis;
 //   wide: strides of kV and more and kernels of kM strides: rows of one phase of the H axis, so that all have the same taps.
 #include "depthwise.cuh"

@@ -4,6 +4,7 @@
 // order. Parts do not depend on the device, so that the same call gives the same bits everywhere.
 //   short: kernels and strides that are known when compiling: a thread sums all taps of a plane;
 //   wide: kernels of kMh strides on the H axis: a block has the taps of one phase of that axis, a thread four columns of them;
+//   walks: whole aligned rows of 16-bit types (depthwise_walk_weight.cu);
 //   general: everything else: a thread sums one tap of one channel; lanes are taps, or channels where these are the fastest axis.
 #include "depthwise_weight.cuh"
 
