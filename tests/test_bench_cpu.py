@@ -123,7 +123,12 @@ def test_a_layer_that_does_not_compile_keeps_its_eager_row(monkeypatch):
 
 def test_a_wrong_activation_is_a_failure(monkeypatch):
     right = functional.conv_transpose2d
-    monkeypatch.setattr(functional, "conv_transpose2d", lambda *args, activation, **options: right(*args, **options))
+
+    def without(*args, activation, **options):
+        assert activation == "relu"
+        return right(*args, **options)
+
+    monkeypatch.setattr(functional, "conv_transpose2d", without)
     monkeypatch.setattr(activated, "_LAYERS", ("k2s2",))
     rows = activated.run_activation(torch.device("cpu"), torch.float32, 0.001, "upfold bench --suite activation")
     assert rows

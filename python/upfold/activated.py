@@ -44,8 +44,8 @@ Layer = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 def run_activation(device: torch.device, dtype: torch.dtype, seconds: float, repro: str) -> list[PairRow]:
     """Check and time layers followed by ReLU: in upfold's own pass, against torch's layer and ``relu``, eager and compiled.
 
-    Contiguous operands, the published bias flags; cuDNN tries its kernels and keeps the fastest. A layer that does not compile has
-    no row of `COMPILED`, and a warning says why.
+    Contiguous operands, the published bias flags; cuDNN tries its kernels and keeps the fastest. A layer that does not compile
+    has no row of `COMPILED`, and a warning says why.
     """
     rows = []
     for name in _LAYERS:
