@@ -49,6 +49,10 @@ class Depthwise:
         call: Enqueue = cuda.module().DepthwiseCall(problem.cuda, config, cuda.index(device)).enqueue
         return call
 
+    def packing(self, problem: Problem, config: int, device: torch.device) -> str:
+        """Nothing is packed apart from the calls."""
+        return "it reads the weight as it lies, or lays it out in the call itself"
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the kernels of `problem.operator`."""
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
