@@ -59,6 +59,7 @@ class Options:
         published: whether they have their published sizes; None does so on a GPU alone.
         compiled: whether they run under ``torch.compile`` as well.
         cpu_time: on a CPU, one thread and the time that the process computes, for a machine that is not idle.
+        frozen: whether methods that pack weights get a row with weights packed before, as `freeze` keeps them.
     """
 
     device: torch.device
@@ -73,6 +74,7 @@ class Options:
     published: bool | None = None
     compiled: bool = True
     cpu_time: bool = False
+    frozen: bool = False
 
 
 @dataclass
@@ -181,7 +183,7 @@ def run(names: Sequence[str], options: Options, console: Any, path: str | Path |
 
 def _run_cases(suite: str, mode: str, options: Options, console: Any) -> list[Comparison]:
     chosen = cases.by_tier(suite)
-    conditions = Conditions(options.layout, options.seconds, mode, options.configs)
+    conditions = Conditions(options.layout, options.seconds, mode, options.configs, options.frozen)
     done: list[Comparison] = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(chosen))
