@@ -100,8 +100,8 @@ def freeze(model: nn.Module, inputs: observe.Inputs | None = None) -> FreezeRepo
     the plan that `auto` takes is the same. To freeze is to say that the weights do not change. What ends it, layer by layer:
     `unfreeze`, ``train()``, ``load_state_dict()``, ``.to()`` and whatever else moves or converts the layer, another parameter or
     another memory in the weight's place, and a write that torch counts (``_version``). Writes that it does not count, through
-    ``.data``, by a fused optimizer or by a replayed graph, are not seen. Where a gradient is asked for, and under autocast, ``torch.compile``,
-    ``torch.func`` and whatever else watches the call, a frozen layer runs as if it were not.
+    ``.data``, by a fused optimizer or by a replayed graph, are not seen. Where a gradient is asked for, and under autocast,
+    ``torch.compile``, ``torch.func`` and whatever else watches the call, a frozen layer runs as if it were not.
 
     A copy refers to its weight weakly and is freed with it. No copy is made while a CUDA graph is captured: run the model once
     before, or give `inputs`. A captured graph goes on reading the copy that it met, which then lives as long as the weight.
