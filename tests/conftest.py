@@ -63,6 +63,15 @@ def _forget_tuned_plans():
 
 
 @pytest.fixture
+def packing(device):
+    """Fused runs with a tile that packs the weight of `freezing.make`'s layer."""
+    from freezing import make, that_packs
+
+    with that_packs(*make(device)):
+        yield
+
+
+@pytest.fixture
 def deterministic():
     """Torch's deterministic mode: what has no repeatable way raises, a warning is an error, and fresh memory holds NaN."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

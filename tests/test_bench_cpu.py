@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from test_bench import run_bench
-from upfold import cases, fresh, functional, rates
+from upfold import activated, cases, fresh, functional, rates
 from upfold.compare import Conditions, compare_case
 from upfold.timing import cpu_clock, measure
 
@@ -97,3 +97,39 @@ def test_bench_in_cpu_time():
     assert found["machine"]["threads"] == 1
     assert {row["how"] for entry in found["suites"]["smoke"] for row in entry["rows"] if row["seconds"]} == {"cpu"}
     assert torch.get_num_threads() == threads
+
+
+def test_activation(monkeypatch):
+    monkeypatch.setattr(activated, "_LAYERS", ("k2s2",))
+    results, text = run_bench(["activation"])
+    found = results.to_dict()["activation"]
+    assert [row["name"] for row in found] == ["torch", "torch.compile"]
+    assert all(0 < row["error"] < 1e-5 and row["x_torch"] > 0 for row in found)
+    assert "torch.compile" in text
+    assert "activation='relu'" in text
+    assert not results.failures
+
+
+def test_a_layer_that_does_not_compile_keeps_its_eager_row(monkeypatch):
+    def refuse(*_args, **_options):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda _layer: refuse)
+    monkeypatch.setattr(activated, "_LAYERS", ("k2s2",))
+    with pytest.warns(UserWarning, match="k2s2: torch.compile failed: RuntimeError: no compiler here"):
+        rows = activated.run_activation(torch.device("cpu"), torch.float32, 0.001, "upfold bench --suite activation")
+    assert [row.name for row in rows] == ["torch"]
+
+
+def test_a_wrong_activation_is_a_failure(monkeypatch):
+    right = functional.conv_transpose2d
+
+    def without(*args, activation, **options):
+        assert activation == "relu"
+        return right(*args, **options)
+
+    monkeypatch.setattr(functional, "conv_transpose2d", without)
+    monkeypatch.setattr(activated, "_LAYERS", ("k2s2",))
+    rows = activated.run_activation(torch.device("cpu"), torch.float32, 0.001, "upfold bench --suite activation")
+    assert rows
+    assert all(row.failures for row in rows)

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../columns.h"
 #include "../problem.h"
@@ -37,6 +38,13 @@ void direct(const Problem& p, const Operands& operands, int threads);
 // fused_workspace_bytes is -1 where a tile of the input would not fit a thread's scratch.
 std::int64_t fused_workspace_bytes(const Problem& p, int threads);
 void fused(const Problem& p, const Operands& operands, int threads);
+
+// A weight of kConvTranspose may be packed once for many calls, of other sizes of x too. What the copy's layout hangs on, equal
+// for two problems exactly where a copy made for one serves the other; the first entry is its bytes, aligned to 64.
+std::vector<std::int64_t> fused_packing(const Problem& p, int threads);
+void fused_pack(const Problem& p, const void* w, void* packed, int threads);
+// As fused(), with the copy for the workspace; w is read where it holds Inf or NaN.
+void fused_packed(const Problem& p, const Operands& operands, int threads);
 
 // The instruction set in use: "avx512", "avx2" or "portable". UPFOLD_CPU_ISA lowers it.
 std::string instruction_set();

@@ -114,8 +114,21 @@ void check_fused(const Problem& p) {
   require(dtype == 0 || dtype == 2 || dtype == 3, "dtype = ", dtype, "; fused takes float32, float16 and bfloat16");
 }
 
-// Elements from which a weight's copy in float32 may be large enough for large pages.
-constexpr std::int64_t kLargeWeight = std::int64_t{4} << 20;
+void check_packed(const Problem& p) {
+  check(p);
+  check_fused(p);
+  require(p.op == Operator::kConvTranspose, "op = ", static_cast<std::int32_t>(p.op), "; only weights of op 0 are packed apart");
+}
+
+// Whether the copy of a weight, or the sums of its gradient, may be large enough for large pages: they are fresh memory too.
+bool has_large_weight(const Problem& p) {
+  constexpr std::int64_t kLargeWeight = std::int64_t{4} << 20;  // elements
+  return p.in_channels * (p.out_channels / p.groups) * kernel_taps(p) >= kLargeWeight;
+}
+void advise_large_pages(void* floats, std::int64_t bytes) {
+  const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(float));
+  upfold::cpu::advise_large_pages(floats, {1, 1, 1, 1, count}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
+}
 
 // For the result of a large problem.
 void advise_large_pages(const Problem& p, const Operands& operands) {
@@ -181,12 +194,28 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   check(p);
   check_fused(p);
   advise_large_pages(p, operands);
-  // The copy of a large weight, and the sums of its gradient, are fresh memory too.
-  if (p.in_channels * (p.out_channels / p.groups) * kernel_taps(p) >= kLargeWeight) {
-    const std::int64_t floats = fused_workspace_bytes(p, threads) / static_cast<std::int64_t>(sizeof(float));
-    upfold::cpu::advise_large_pages(operands.workspace, {1, 1, 1, 1, floats}, {0, 0, 0, 0, 1}, Dtype::kFloat32);
-  }
+  if (has_large_weight(p)) advise_large_pages(operands.workspace, fused_workspace_bytes(p, threads));
   UPFOLD_CALL(fused, p, operands, threads);
+}
+
+std::vector<std::int64_t> fused_packing(const Problem& p, int threads) {
+  check_packed(p);
+  std::vector<std::int64_t> layout(static_cast<std::size_t>(kFusedPackingFields + kernel_taps(p)));
+  const auto fill = [&] { UPFOLD_CALL(fused_packing, p, threads, layout.data()); };
+  fill();
+  return layout;
+}
+
+void fused_pack(const Problem& p, const void* w, void* packed, int threads) {
+  check_packed(p);
+  if (has_large_weight(p)) advise_large_pages(packed, fused_packing(p, threads)[0]);
+  UPFOLD_CALL(fused_pack, p, w, packed, threads);
+}
+
+void fused_packed(const Problem& p, const Operands& operands, int threads) {
+  check_packed(p);
+  advise_large_pages(p, operands);
+  UPFOLD_CALL(fused_packed, p, operands, threads);
 }
 
 std::string instruction_set() { return kIsaNames[static_cast<int>(chosen_isa())]; }

@@ -36,11 +36,12 @@ struct Task {
 template <typename T>
 class Fused {
  public:
-  Fused(const Problem& p, const FusedPlan& plan, const Operands& operands)
+  // `packed`: the weights laid out, or null where each task packs its own.
+  Fused(const Problem& p, const FusedPlan& plan, const Operands& operands, const void* packed)
       : p_(p),
         plan_(plan),
         weights_(p, plan, static_cast<const T*>(operands.w)),
-        packed_weights_(plan.packs_weights_in_tasks ? nullptr : static_cast<const float*>(operands.workspace)),
+        packed_weights_(static_cast<const float*>(packed)),
         bias_(plan.is_conv ? nullptr : static_cast<const T*>(operands.bias)),
         in_(static_cast<const T*>(plan.is_conv ? operands.y : operands.x)),
         out_(static_cast<T*>(plan.is_conv ? operands.x : operands.y)),
@@ -241,7 +242,7 @@ class Fused {
   const Problem& p_;
   const FusedPlan& plan_;
   const FusedWeights<T> weights_;
-  const float* packed_weights_;  // null where each task packs its own
+  const float* packed_weights_;
   const T* bias_;
   const T* in_;
   T* out_;
@@ -251,10 +252,15 @@ class Fused {
   const Parts parts_ = parts();
 };
 
-// Returns false where a piece does.
+// The packed pieces, and behind them a byte for each: what packing it returned.
 template <typename T>
-bool pack_weights(const FusedWeights<T>& weights, void* workspace, int threads) {
-  float* const packed = static_cast<float*>(workspace);
+std::int64_t packed_bytes(const FusedWeights<T>& weights) {
+  return round_up(weights.size() * static_cast<std::int64_t>(sizeof(float)) + weights.pieces(), 64);
+}
+
+template <typename T>
+void pack_weights(const FusedWeights<T>& weights, void* to, int threads) {
+  float* const packed = static_cast<float*>(to);
   unsigned char* const finite = reinterpret_cast<unsigned char*>(packed + weights.size());
   parallel_for(weights.pieces(), threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
@@ -262,10 +268,17 @@ bool pack_weights(const FusedWeights<T>& weights, void* workspace, int threads) 
       finite[i] = weights.pack(piece, packed + weights.offset(piece.group, piece.block, piece.chunk)) ? 1 : 0;
     }
   });
+}
+
+template <typename T>
+void run_packed(const Problem& p, const FusedPlan& plan, const Operands& operands, int threads) {
+  const FusedWeights<T> weights(p, plan, nullptr);
+  const unsigned char* const finite =
+      static_cast<const unsigned char*>(operands.workspace) + weights.size() * static_cast<std::int64_t>(sizeof(float));
   for (std::int64_t i = 0; i < weights.pieces(); ++i) {
-    if (finite[i] == 0) return false;
+    if (finite[i] == 0) return strict_direct<T>(p, operands, threads);
   }
-  return true;
+  parallel_for(plan.tasks(), threads, Fused<T>(p, plan, operands, operands.workspace));
 }
 
 }  // namespace
@@ -276,10 +289,9 @@ std::int64_t fused_workspace_bytes(const Problem& p, int threads) {
   std::int64_t bytes = 0;
   with_fused_type(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const Fused<T> fused(p, plan, {});
-    const FusedWeights<T> weights(p, plan, nullptr);
-    const std::int64_t packed = weights.size() * static_cast<std::int64_t>(sizeof(float)) + weights.pieces();
-    bytes = fused.scratch_bytes() > kLargestScratch ? -1 : plan.packs_weights_in_tasks ? 0 : round_up(packed, 64);
+    const Fused<T> fused(p, plan, {}, nullptr);
+    const std::int64_t packed = packed_bytes(FusedWeights<T>(p, plan, nullptr));
+    bytes = fused.scratch_bytes() > kLargestScratch ? -1 : plan.packs_weights_in_tasks ? 0 : packed;
   });
   return bytes;
 }
@@ -293,12 +305,37 @@ void fused(const Problem& p, const Operands& operands, int threads) {
   const FusedPlan plan(p, threads);
   with_fused_type(p.dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    const FusedWeights<T> weights(p, plan, static_cast<const T*>(operands.w));
-    if (!plan.packs_weights_in_tasks && !pack_weights(weights, operands.workspace, threads)) {
-      return strict_direct<T>(p, operands, threads);
-    }
-    parallel_for(plan.tasks(), threads, Fused<T>(p, plan, operands));
+    if (plan.packs_weights_in_tasks) return parallel_for(plan.tasks(), threads, Fused<T>(p, plan, operands, nullptr));
+    pack_weights(FusedWeights<T>(p, plan, static_cast<const T*>(operands.w)), operands.workspace, threads);
+    run_packed<T>(p, plan, operands, threads);
   });
+}
+
+void fused_packing(const Problem& p, int threads, std::int64_t* layout) {
+  const FusedPlan plan(p, threads);
+  const FusedChannels& c = plan.channels;
+  with_fused_type(p.dtype, [&](auto* element) {
+    const FusedWeights<std::remove_pointer_t<decltype(element)>> weights(p, plan, nullptr);
+    const std::int64_t fields[kFusedPackingFields] = {
+        packed_bytes(weights), p.groups, c.in, c.out, c.vectors, c.blocks, c.chunk, plan.multiplies_padding ? 1 : 0};
+    for (int i = 0; i < kFusedPackingFields; ++i) layout[i] = fields[i];
+    weights.list_slots(layout + kFusedPackingFields);
+  });
+}
+
+void fused_pack(const Problem& p, const void* w, void* packed, int threads) {
+  const FusedPlan plan(p, threads);
+  with_fused_type(p.dtype, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    pack_weights(FusedWeights<T>(p, plan, static_cast<const T*>(w)), packed, threads);
+  });
+}
+
+void fused_packed(const Problem& p, const Operands& operands, int threads) {
+  if (p.batch == 0) return;
+  const FusedPlan plan(p, threads);
+  with_fused_type(p.dtype,
+                  [&](auto* element) { run_packed<std::remove_pointer_t<decltype(element)>>(p, plan, operands, threads); });
 }
 
 }  // namespace upfold::cpu::UPFOLD_ISA

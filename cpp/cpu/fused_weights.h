@@ -34,6 +34,11 @@ class FusedWeights {
     return slots_[(kd * p_.kernel_h + kh) * p_.kernel_w + kw];
   }
 
+  // Of every tap in torch's order.
+  void list_slots(std::int64_t* slots) const {
+    for (std::int64_t t = 0; t < taps_; ++t) slots[t] = slots_[t];
+  }
+
   // Floats of one chunk of a block.
   std::int64_t chunk_size(std::int64_t block, std::int64_t chunk) const {
     return plan_.channels.block_vectors(block) * kLanes<float> * taps_ * plan_.channels.chunk_length(chunk);

@@ -5,6 +5,10 @@
 
 #include "api.h"
 
+namespace upfold::cpu {
+constexpr int kFusedPackingFields = 8;  // entries of fused_packing() beside one for each tap
+}
+
 #define UPFOLD_DECLARE_KERNELS(isa)                                                                                           \
   namespace upfold::cpu::isa {                                                                                                \
   void col2im(const Problem& p, const ColumnBlock& block, Dtype column_dtype, const void* columns, const void* bias, void* y, \
@@ -14,6 +18,9 @@
   void direct(const Problem& p, const Operands& operands, int threads);                                                       \
   std::int64_t fused_workspace_bytes(const Problem& p, int threads);                                                          \
   void fused(const Problem& p, const Operands& operands, int threads);                                                        \
+  void fused_packing(const Problem& p, int threads, std::int64_t* layout);                                                    \
+  void fused_pack(const Problem& p, const void* w, void* packed, int threads);                                                \
+  void fused_packed(const Problem& p, const Operands& operands, int threads);                                                 \
   }
 
 UPFOLD_DECLARE_KERNELS(portable)

@@ -34,6 +34,11 @@ void call(const Problem& p, std::uintptr_t x, std::uintptr_t w, std::uintptr_t b
   run(p, {pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, threads);
 }
 
+void fused_pack(const Problem& p, std::uintptr_t w, std::uintptr_t packed, int threads) {
+  const py::gil_scoped_release release;
+  upfold::cpu::fused_pack(p, pointer(w), pointer(packed), threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -49,6 +54,10 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("fused_workspace_bytes", &upfold::cpu::fused_workspace_bytes, py::arg("problem"), py::arg("threads"));
   m.def("fused", &call<upfold::cpu::fused>, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
         py::arg("workspace"), py::arg("threads"));
+  m.def("fused_packing", &upfold::cpu::fused_packing, py::arg("problem"), py::arg("threads"));
+  m.def("fused_pack", &fused_pack, py::arg("problem"), py::arg("w"), py::arg("packed"), py::arg("threads"));
+  m.def("fused_packed", &call<upfold::cpu::fused_packed>, py::arg("problem"), py::arg("x"), py::arg("w"), py::arg("bias"),
+        py::arg("y"), py::arg("packed"), py::arg("threads"));
   m.def("instruction_set", &upfold::cpu::instruction_set);
   m.def("threading", &upfold::cpu::threading);
   m.def("compiler", &upfold::compiler_name);

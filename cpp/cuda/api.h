@@ -145,7 +145,9 @@ struct FusedOperands {
   const void* w;
   const void* bias;  // (out_channels), dense, or null
   void* y;
-  void* workspace;  // FusedCall::workspace_bytes() bytes, aligned to 256
+  void* workspace;  // FusedCall::workspace_bytes() bytes, aligned to 256; less by packed_bytes() where `packed` is given
+  // What FusedCall::pack made of w: packed_bytes() bytes, aligned to 256; w is not read then. Null: the call packs w itself.
+  void* packed = nullptr;
 };
 // Tile choices of the fused method: output channels, phases of height and width, units, vectors of 16 bytes of input channels in
 // one step, and threads of one block; and blocks of a multiprocessor. Where kernel and stride are equal, a tile without phases
@@ -179,6 +181,12 @@ class FusedCall {
   std::int64_t workspace_bytes() const;
   FusedWork work() const;
   void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+  // A weight may be packed once for many calls, of other sizes of x too: the bytes of that copy, 0 where the kernels read w as it
+  // lies; what its layout hangs on, equal for two calls exactly where a copy made by one serves the other; and the packing.
+  std::int64_t packed_bytes() const;
+  std::vector<std::int64_t> packing() const;
+  void pack(const void* w, void* packed, std::uintptr_t stream) const;
 
  private:
   int device_, config_;

@@ -121,6 +121,11 @@ Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, vo
   return q;
 }
 
+bool depthwise_aligned(const Problem& p, const Strides& s, std::int64_t width, const void* tensor, std::int64_t bytes) {
+  const std::int64_t sizes = (s.n | s.c | s.d | s.h | width) * element_bytes(p.dtype);
+  return sizes % bytes == 0 && reinterpret_cast<std::uintptr_t>(tensor) % std::uintptr_t(bytes) == 0;
+}
+
 bool depthwise_by_four(const Problem& p, const void* y, const void* w) {
   const std::int64_t of_y = p.y.n | p.y.c | p.y.d | p.y.h | p.stride_w | p.pad_w | p.out_w;
   const std::int64_t of_w = p.w.n | p.w.c | p.w.d | p.w.h | p.kernel_w;

@@ -145,6 +145,9 @@ inline bool depthwise_dense(const Problem& p) {
   return rows && dense_taps(axis_h(p)) && dense_taps(axis_w(p));
 }
 
+// Whether every row of a tensor, of `width` neighbours, consists of whole vectors of `bytes` that are aligned to their size.
+bool depthwise_aligned(const Problem& p, const Strides& s, std::int64_t width, const void* tensor, std::int64_t bytes);
+
 // Whether columns of the kernel, taken by four, start at multiples of four in every row of y and of w, and none is left over.
 bool depthwise_by_four(const Problem& p, const void* y, const void* w);
 
@@ -153,6 +156,9 @@ bool depthwise_by_four(const Problem& p, const void* y, const void* w);
 std::int64_t depthwise_packed_bytes(const Problem& p);
 Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, void* packed);
 
+// What walks down whole aligned rows; false where a problem or its operands are none of these.
+bool depthwise_walk(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+bool depthwise_walk_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);

@@ -1,10 +1,12 @@
 // The depthwise method, the adjoint in x: x[i] = sum over output channels and taps of y[i * stride - pad + tap * dilation] * w. A
 // thread owns one column of x in several rows, which share what is read of y.
-//   short: kernels and strides that are known when compiling: every row of y is read once for all rows of x;
+//   short: float32, kernels and strides that are known when compiling: every row of y is read once for all rows of x;
 //   wide: kernels of kMh strides on the H axis: lanes share out the columns of the kernel, four each, and add up at the end; rows
-//     of y of one phase follow one another, so that the taps stay in registers;
+//     of y of one phase follow one another, so that the taps stay in registers; or lanes run along channels, each with all
+//     columns;
+//   walks: whole aligned rows (depthwise_walk_input.cu);
 //   general: everything else, and lanes along channels where the channel is the fastest axis.
-#include "depthwise.cuh"
+#include "depthwise_walk.cuh"
 
 namespace upfold::cuda {
 
@@ -69,7 +71,21 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   store_rows(job, place, x, sums);
 }
 
-template <typename Value, int kMh, bool kVectors>
+// How four neighbours of a row are read.
+enum class Reads { kVectors, kNeighbours, kChannels };  // at once; one by one; one by one, a row of channels apart
+
+template <Reads kReads, typename Value>
+UPFOLD_DEVICE void read_four(const Value* __restrict__ row, std::int32_t first, std::int32_t step, std::uint32_t mask,
+                             float (&four)[4]) {
+  if constexpr (kReads == Reads::kChannels) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = mask >> i & 1 ? widen(row[(first + i) * step]) : 0.0f;
+  } else {
+    load_four<kReads == Reads::kVectors>(row + first, mask, four);
+  }
+}
+
+template <typename Value, int kMh, Reads kReads>
 __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     depthwise_input_wide_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
@@ -93,13 +109,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         float weights[kMh][4];
 #pragma unroll
         for (int m = 0; m < kMh; ++m) {
-          load_four<kVectors>(taps + ((phase + m * h.stride) * job.w.axis[1] + kw), used, weights[m]);
+          read_four<kReads>(taps + (phase + m * h.stride) * job.w.axis[1], kw, job.w.axis[2], used, weights[m]);
         }
 #pragma unroll
         for (int r = 0; r < kT + kMh - 1; ++r) {
           const std::int32_t oh = oh0 + r * h.stride + phase;
           float row[4];
-          load_four<kVectors>(plane + (oh * job.y.axis[1] + ow0 + kw), inside(oh, h.out_count) ? mask : 0, row);
+          read_four<kReads>(plane + oh * job.y.axis[1], ow0 + kw, job.y.axis[2], inside(oh, h.out_count) ? mask : 0, row);
 #pragma unroll
           for (int j = 0; j < kMh * 4; ++j) {
             const int t = r - j / 4;
@@ -114,6 +130,72 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     for (int t = 0; t < kT; ++t) sums[t] += __shfl_xor_sync(~0u, sums[t], by);
   }
   if (live && lane == 0) store_rows(job, place, x, sums);
+}
+
+constexpr int kPairRows = 4;  // of a thread with two channels
+
+// Four words of a row, a row of channels apart; as words, so that the loads of several rows are under way together.
+UPFOLD_DEVICE void read_words(const void* from, std::int32_t step, std::uint32_t mask, std::uint32_t (&words)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = mask >> i & 1 ? static_cast<const std::uint32_t*>(from)[i * step] : 0;
+}
+
+// Two neighbouring channels of a 16-bit type, whose weight is packed: as the wide kernels with lanes along channels.
+template <typename Value, int kMh>
+__global__ void __launch_bounds__(kDepthwiseThreads, 2)
+    depthwise_input_pairs_kernel(const DepthwiseJob job, const Value* __restrict__ y, const Value* __restrict__ w,
+                                 Value* __restrict__ x) {
+  constexpr int kT = kPairRows;
+  const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
+  if (number >= job.threads) return;
+  const DepthwisePlace at = depthwise_place(job, number);
+  const AxisTaps<std::int32_t>&d = job.axis[0], &h = job.axis[1], &v = job.axis[2];
+  const std::int32_t ih0 = at.tile * kT, oh0 = ih0 * h.stride - h.pad, ow0 = at.column * v.stride - v.pad;
+  float sums[kT][2] = {};
+  for (std::int32_t kd = 0; kd < d.kernel; ++kd) {
+    const std::int32_t od = at.depth * d.stride - d.pad + kd * d.dilation;
+    if (!inside(od, d.out_count)) continue;
+    const Value* const taps = w + (at.channel * 2 + kd * job.w.axis[0]);
+    const Value* const plane = y + (at.sample * job.y.n + at.channel * 2 + od * job.y.axis[0]);
+    for (std::int32_t phase = 0; phase < h.stride; ++phase) {
+      for (std::int32_t kw = 0; kw < v.kernel; kw += 4) {
+        const std::uint32_t used = positions_mask<4>(kw, v.kernel), mask = positions_mask<4>(ow0 + kw, v.out_count) & used;
+        std::uint32_t weights[kMh][4], words[kT + kMh - 1][4];
+#pragma unroll
+        for (int m = 0; m < kMh; ++m) {
+          const std::int32_t kh = phase + m * h.stride;
+          read_words(taps + (kh * job.w.axis[1] + kw * job.w.axis[2]), job.w.axis[2] / 2, used, weights[m]);
+        }
+#pragma unroll
+        for (int r = 0; r < kT + kMh - 1; ++r) {
+          const std::int32_t oh = oh0 + r * h.stride + phase;
+          const Value* const from = plane + (oh * job.y.axis[1] + (ow0 + kw) * job.y.axis[2]);
+          read_words(from, job.y.axis[2] / 2, inside(oh, h.out_count) ? mask : 0, words[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < (kT + kMh - 1) * 4; ++i) {
+          float values[2];
+          Bits<Value>::widen_word(words[i / 4][i % 4], values);
+#pragma unroll
+          for (int m = 0; m < kMh; ++m) {
+            const int t = i / 4 - m;
+            if (t < 0 || t >= kT) continue;
+            float taps_of[2];
+            Bits<Value>::widen_word(weights[m][i % 4], taps_of);
+            add_product(sums[t < 0 ? 0 : t][0], values[0], taps_of[0]),
+                add_product(sums[t < 0 ? 0 : t][1], values[1], taps_of[1]);
+          }
+        }
+      }
+    }
+  }
+  Value* const to = x + (at.sample * job.x.n + at.channel * 2 + at.depth * job.x.axis[0] + at.column * job.x.axis[2]);
+#pragma unroll
+  for (int t = 0; t < kT; ++t) {
+    std::uint32_t word[1];
+    pack_results<Value>(sums[t], word);
+    if (ih0 + t < h.in_end) store_words<4>(to + (ih0 + t) * job.x.axis[1], word);
+  }
 }
 
 template <typename Value>
@@ -159,16 +241,27 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #define UPFOLD_MAKE_SHORT(Value, kSh, kKh, kS, kK)                                                                               \
   template __global__ void depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>(const DepthwiseJob, const Value*, const Value*, \
                                                                                  Value*);
-// kMh, kVectors
-#define UPFOLD_WIDE(DO, Value) DO(Value, 1, false) DO(Value, 1, true) DO(Value, 2, false) DO(Value, 2, true)
-#define UPFOLD_MAKE_WIDE(Value, kMh, kVectors)                                                                               \
-  template __global__ void depthwise_input_wide_kernel<Value, kMh, kVectors>(const DepthwiseJob, const Value*, const Value*, \
-                                                                             Value*);
-#define UPFOLD_MAKE(dtype, Value)        \
-  UPFOLD_SHORT(UPFOLD_MAKE_SHORT, Value) \
-  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value)   \
+// kMh, kReads
+#define UPFOLD_WIDE(DO, Value)     \
+  DO(Value, 1, Reads::kVectors)    \
+  DO(Value, 1, Reads::kNeighbours) \
+  DO(Value, 1, Reads::kChannels)   \
+  DO(Value, 2, Reads::kVectors)    \
+  DO(Value, 2, Reads::kNeighbours) \
+  DO(Value, 2, Reads::kChannels)
+#define UPFOLD_MAKE_WIDE(Value, kMh, kReads)                                                                               \
+  template __global__ void depthwise_input_wide_kernel<Value, kMh, kReads>(const DepthwiseJob, const Value*, const Value*, \
+                                                                           Value*);
+UPFOLD_SHORT(UPFOLD_MAKE_SHORT, float)
+#define UPFOLD_MAKE(dtype, Value)      \
+  UPFOLD_WIDE(UPFOLD_MAKE_WIDE, Value) \
   template __global__ void depthwise_input_general_kernel<Value>(const DepthwiseJob, const Value*, const Value*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
+#define UPFOLD_MAKE_PAIRS(Value)                                                                                           \
+  template __global__ void depthwise_input_pairs_kernel<Value, 1>(const DepthwiseJob, const Value*, const Value*, Value*); \
+  template __global__ void depthwise_input_pairs_kernel<Value, 2>(const DepthwiseJob, const Value*, const Value*, Value*);
+UPFOLD_MAKE_PAIRS(__half)
+UPFOLD_MAKE_PAIRS(__nv_bfloat16)
 
 }  // namespace upfold::cuda
 
@@ -193,11 +286,24 @@ bool short_fits(const Problem& p) {
 
 bool wide_fits(const Problem& p) { return p.kernel_w >= 4 && (p.kernel_h == p.stride_h || p.kernel_h == 2 * p.stride_h); }
 
+// The wide kernels with lanes along channels.
+bool channels_fit(const Problem& p) { return p.x.c == 1 && wide_fits(p) && dense_taps(axis_h(p)) && dense_taps(axis_w(p)); }
+
 // Lanes that share out a kernel's columns, four each.
 std::int32_t lanes_of(const Problem& p) {
   std::int32_t lanes = 1;
   while (lanes < 32 && lanes * 4 < p.kernel_w) lanes *= 2;
   return lanes;
+}
+
+// Whether lanes along channels may own two each.
+bool pairs_fit(const Problem& p, const DepthwiseOperands& operands) {
+  std::int64_t sizes = p.in_channels | p.w.d | p.w.h | p.w.w;
+  std::uintptr_t addresses = 0;
+  for (const Strides& s : {p.x, p.y}) sizes |= s.n | s.d | s.h | s.w;
+  for (const void* tensor : {operands.x, operands.w, operands.y}) addresses |= reinterpret_cast<std::uintptr_t>(tensor);
+  return channels_fit(p) && element_bytes(p.dtype) == 2 && p.out_channels == p.in_channels && p.y.c == 1 && p.w.n == 1 &&
+         sizes % 2 == 0 && addresses % 4 == 0;
 }
 
 DepthwiseJob input_job(const Problem& p, bool special) {
@@ -211,17 +317,37 @@ DepthwiseJob input_job(const Problem& p, bool special) {
 }
 
 template <typename Value>
+void run_pairs(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
+  if constexpr (sizeof(Value) == 2) {
+    DepthwiseJob job = input_job(p, false);
+    job.channels = make_divisor(p.in_channels / 2), job.tiles = make_divisor(ceil_div(p.in_h, kPairRows));
+    job.threads = std::uint32_t(depthwise_threads(job, p.batch));
+    const auto kernel =
+        p.kernel_h == p.stride_h ? depthwise_input_pairs_kernel<Value, 1> : depthwise_input_pairs_kernel<Value, 2>;
+    launch_kernel("depthwise", kernel, launch, unsigned(ceil_div(job.threads, kDepthwiseThreads)), kDepthwiseThreads, job,
+                  static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
+  }
+}
+
+template <typename Value>
 void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  if (!special && pairs_fit(p, operands)) return run_pairs<Value>(launch, p, operands);
   const DepthwiseJob job = input_job(p, special);
-  const bool vectors = depthwise_by_four(p, operands.y, operands.w);
+  const Reads reads = !special                                       ? Reads::kChannels
+                      : depthwise_by_four(p, operands.y, operands.w) ? Reads::kVectors
+                                                                     : Reads::kNeighbours;
   const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
-    if (!special) return depthwise_input_general_kernel<Value>;
+    if (!special && !channels_fit(p)) return depthwise_input_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
   if (is_short(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
-    UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
+    if constexpr (sizeof(Value) == 4) {
+      if (special) {
+        UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
+      }
+    }
 #undef UPFOLD_CHOOSE
-#define UPFOLD_CHOOSE(type, kMh, kVectors) \
-  if (p.kernel_h == kMh * p.stride_h && vectors == kVectors) return depthwise_input_wide_kernel<Value, kMh, kVectors>;
+#define UPFOLD_CHOOSE(type, kMh, kReads) \
+  if (p.kernel_h == kMh * p.stride_h && reads == kReads) return depthwise_input_wide_kernel<Value, kMh, kReads>;
     UPFOLD_WIDE(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
     return nullptr;
@@ -241,10 +367,13 @@ bool depthwise_input_special(const Problem& p) {
 }
 
 void depthwise_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  if (special && depthwise_walk_input(launch, p, operands)) return;
+  // Element by element, the 16-bit ones of short kernels are read faster by the general kernel (on an H200).
+  const bool known = special && (p.dtype == Dtype::kFloat32 || !short_fits(p));
   switch (p.dtype) {
 #define UPFOLD_CASE(dtype, Value) \
   case Dtype::dtype:              \
-    return run<Value>(launch, p, operands, special);
+    return run<Value>(launch, p, operands, known);
     UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
 #undef UPFOLD_CASE
     default:

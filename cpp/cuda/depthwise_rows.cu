@@ -1,6 +1,7 @@
 // The depthwise method (one input channel in each group), the transposed convolution of the usual kernels. A thread owns kV
 // neighbouring outputs of a row, a store of 16 bytes, in several rows, and keeps their taps in registers; every row of x that
 // they need is read once for all of them. Neighbouring lanes own neighbouring runs.
+//   walks: whole aligned rows (depthwise_walk.cu);
 //   short: strides that divide kV, of a fixed kernel: rows of all phases of the H axis;
 //   wide: strides of kV and more and kernels of kM strides: rows of one phase of the H axis, so that all have the same taps.
 #include "depthwise.cuh"
@@ -11,16 +12,6 @@ namespace upfold::cuda {
 template <typename Value, int kV>
 constexpr int kRunWords = kV * int(sizeof(Value)) / 4;
 
-// The one rounding.
-template <typename Value, int kV>
-UPFOLD_DEVICE void pack_run(const float* results, std::uint32_t (&words)[kRunWords<Value, kV>]) {
-#pragma unroll
-  for (int i = 0; i < kRunWords<Value, kV>; ++i) {
-    if constexpr (sizeof(Value) == 4) words[i] = __float_as_uint(results[i]);
-    if constexpr (sizeof(Value) == 2) words[i] = pair_of<Value>(results[2 * i], results[2 * i + 1]);
-  }
-}
-
 // The first `count` outputs of a run. Where every run starts at a multiple of its size, a full one is stored at once; elsewhere
 // the lanes of a warp exchange their runs, so that neighbours store neighbouring outputs. All lanes of the warp take part;
 // `staged` is the warp's own.
@@ -28,7 +19,7 @@ template <typename Value, int kV>
 UPFOLD_DEVICE void store_run(Value* y, std::int32_t offset, std::int32_t count, const float* results, bool vectors,
                              std::uint32_t* staged) {
   std::uint32_t words[kRunWords<Value, kV>];
-  pack_run<Value, kV>(results, words);
+  pack_results<Value>(results, words);
   if (vectors) {
     if (count >= kV) return store_words<kRunWords<Value, kV> * 4>(y + offset, words);
 #pragma unroll
@@ -358,6 +349,7 @@ bool depthwise_rows_fits(const Problem& p) {
 }
 
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
+  if (depthwise_walk(launch, p, operands)) return;
   switch (p.dtype) {
 #define UPFOLD_CASE(dtype, Value) \
   case Dtype::dtype:              \

@@ -4,41 +4,14 @@
 // order. Parts do not depend on the device, so that the same call gives the same bits everywhere.
 //   short: kernels and strides that are known when compiling: a thread sums all taps of a plane;
 //   wide: kernels of kMh strides on the H axis: a block has the taps of one phase of that axis, a thread four columns of them;
+//   walks: whole aligned rows of 16-bit types (depthwise_walk_weight.cu);
 //   general: everything else: a thread sums one tap of one channel; lanes are taps, or channels where these are the fastest axis.
-#include "depthwise.cuh"
+#include "depthwise_weight.cuh"
 
 namespace upfold::cuda {
 
 constexpr int kLaneTaps = 4;  // of a thread whose lanes are channels
-constexpr int kItemRows = 8, kWarps = kDepthwiseThreads / 32;
-
-struct DepthwiseWeightJob {
-  DepthwiseJob problem;
-  Divisor parts, groups, kernel_h, kernel_w, taps;  // groups: of taps that blocks share out
-  Divisor in_h;                                     // general: positions are counted row by row
-  Divisor inner;                                    // general: neighbouring threads, groups of taps or channels
-  Divisor groups_w;                                 // general: groups of taps of the W axis
-  std::int32_t tap_groups;                          // general: of a channel
-  std::uint32_t items, length, elements;            // of a channel; of a part; of w
-};
-
-struct WeightBlock {
-  std::uint32_t part, begin, end;
-  std::int32_t group, kd, channel;
-};
-
-UPFOLD_DEVICE WeightBlock weight_block(const DepthwiseWeightJob& job, bool by_depth) {
-  std::uint32_t rest = blockIdx.x;
-  WeightBlock block;
-  block.part = take(job.parts, rest), block.group = std::int32_t(take(job.groups, rest)), block.kd = 0;
-  if (by_depth) {
-    block.kd = std::int32_t(rest) % job.problem.axis[0].kernel;
-    rest /= std::uint32_t(job.problem.axis[0].kernel);
-  }
-  block.channel = std::int32_t(rest), block.begin = block.part * job.length;
-  block.end = job.items - block.begin < job.length ? job.items : block.begin + job.length;
-  return block;
-}
+constexpr int kItemRows = 8;
 
 // A column of kItemRows rows of x, and where tap (kd, 0, 0) finds its first row in y.
 struct WeightItem {
@@ -213,6 +186,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
     depthwise_weight_sum_kernel(const DepthwiseWeightJob job, const float* __restrict__ partial, Value* __restrict__ w) {
   const std::uint32_t element = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (element >= job.elements) return;
+  await_previous();
   float sum = 0.0f;
 #pragma unroll 8
   for (std::uint32_t part = 0; part < job.parts.value; ++part) sum += partial[part * job.elements + element];
@@ -258,9 +232,7 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kBlocksWanted = 1056;                   // eight for each of an H200's multiprocessors
-constexpr std::int64_t kMostParts = 128;                       // which one thread adds up
-constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
+constexpr std::int64_t kBlocksWanted = 1056;  // eight for each of an H200's multiprocessors
 
 enum class Kind { kShort, kWide, kGeneral };
 
@@ -311,15 +283,23 @@ Launchable weight_job(const Problem& p, Kind kind) {
   const std::int64_t at_once = kind == Kind::kWide ? kDepthwiseThreads / base.lanes
                                : general           ? kDepthwiseThreads / inner * 16
                                                    : kDepthwiseThreads;
-  const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (elements * 4));
-  const std::int64_t wanted = std::min({std::max<std::int64_t>(1, kBlocksWanted / blocks), fit, kMostParts});
-  job.length = std::uint32_t(ceil_div(ceil_div(job.items, wanted), at_once) * at_once);
-  job.parts = make_divisor(ceil_div(job.items, job.length)), job.elements = std::uint32_t(elements);
+  job.elements = std::uint32_t(elements);
+  depthwise_share_parts(job, std::max<std::int64_t>(1, kBlocksWanted / blocks), at_once);
   return {job, blocks * job.parts.value};
 }
 
 template <typename Value>
+void add_parts(const Launch& launch, const DepthwiseWeightJob& job, const DepthwiseOperands& operands) {
+  const Grid grid{unsigned(ceil_div(job.elements, kDepthwiseThreads)), kDepthwiseThreads, 0, true};
+  launch_grid("depthwise", depthwise_weight_sum_kernel<Value>, launch, grid, job, static_cast<const float*>(operands.workspace),
+              static_cast<Value*>(operands.w));
+}
+
+template <typename Value>
 void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, Kind kind) {
+  DepthwiseWeightJob walks{};
+  if (kind != Kind::kGeneral && depthwise_walk_weight_job(p, walks) && depthwise_walk_weight(launch, p, operands, walks))
+    return add_parts<Value>(launch, walks, operands);
   const Launchable found = weight_job(p, kind);
   const bool vectors = depthwise_by_four(p, operands.y, nullptr);
   const auto kernel = [&]() -> void (*)(const DepthwiseWeightJob, const Value*, const Value*, float*) {
@@ -335,12 +315,10 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 #undef UPFOLD_CHOOSE
     return nullptr;
   }();
-  const auto partial = static_cast<float*>(operands.workspace);
   launch_kernel("depthwise", kernel, launch, unsigned(found.blocks), kDepthwiseThreads, found.job,
-                static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), partial);
-  launch_kernel("depthwise", depthwise_weight_sum_kernel<Value>, launch,
-                unsigned(ceil_div(found.job.elements, kDepthwiseThreads)), kDepthwiseThreads, found.job,
-                static_cast<const float*>(partial), static_cast<Value*>(operands.w));
+                static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y),
+                static_cast<float*>(operands.workspace));
+  add_parts<Value>(launch, found.job, operands);
 }
 
 }  // namespace
@@ -351,8 +329,11 @@ bool depthwise_weight_special(const Problem& p) {
 }
 
 std::int64_t depthwise_weight_bytes(const Problem& p, bool special) {
-  const DepthwiseWeightJob job = weight_job(p, kind_of(p, special)).job;
-  return std::int64_t(job.parts.value) * job.elements * 4;
+  const Kind kind = kind_of(p, special);
+  const DepthwiseWeightJob job = weight_job(p, kind).job;
+  DepthwiseWeightJob walks{};
+  const bool may_walk = kind != Kind::kGeneral && depthwise_walk_weight_job(p, walks);
+  return std::int64_t(std::max(job.parts.value, may_walk ? walks.parts.value : 0)) * job.elements * 4;
 }
 
 void depthwise_weight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {

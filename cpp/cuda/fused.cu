@@ -79,6 +79,18 @@ bool is_compiled(int device, int config) {
   return has_warpgroups<float>();
 }
 
+// The launches of a tile of pixels and channels.
+void run_plan(const Launch& launch, Dtype dtype, const FusedPlan& plan, const FusedOperands& operands, int config) {
+  const auto run = [&](auto tiles, auto warpgroup_tiles, auto pixel_tiles) {
+    if (config >= kFirstPixelTile) return pixel_tiles(launch, plan, operands, config);
+    if (config < kFirstWarpgroupTile) return tiles(launch, plan, operands, config);
+    warpgroup_tiles(launch, plan, operands, config);
+  };
+  if (dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>, run_pixels<float>);
+  if (dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>, run_pixels<__half>);
+  run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>, run_pixels<__nv_bfloat16>);
+}
+
 }  // namespace
 
 std::vector<FusedTileSize> fused_tiles() {
@@ -129,24 +141,62 @@ void FusedCall::run(const FusedOperands& operands, std::uintptr_t stream) const 
   const Launch launch{device_, stream};
   if (phases_ != nullptr) return fused_phases(launch, problem_, *phases_, exact_, operands, config_ - first_phase_tile());
   if (plan_ == nullptr) return fused_equal(launch, problem_, operands, config_ - kTileCount);
-  const auto run = [&](auto tiles, auto warpgroup_tiles, auto pixel_tiles) {
-    if (config_ >= kFirstPixelTile) return pixel_tiles(launch, *plan_, operands, config_);
-    if (config_ < kFirstWarpgroupTile) return tiles(launch, *plan_, operands, config_);
-    if (plan_->batch >= problem_.batch) return warpgroup_tiles(launch, *plan_, operands, config_);
-    FusedPlan part = *plan_;
-    FusedOperands own = operands;
-    const std::int64_t size = element_bytes(problem_.dtype);
-    for (std::int64_t n = 0; n < problem_.batch; n += part.batch) {
-      part.job.batch = std::int32_t(std::min(part.batch, problem_.batch - n));
-      warpgroup_tiles(launch, part, own, config_);
-      own.x = static_cast<const unsigned char*>(own.x) + part.batch * problem_.x.n * size;
-      own.y = static_cast<unsigned char*>(own.y) + part.batch * problem_.y.n * size;
-      part.pack_blocks = 0;  // the weight is packed
-    }
-  };
-  if (problem_.dtype == Dtype::kFloat32) return run(run_fused<float>, run_warpgroups<float>, run_pixels<float>);
-  if (problem_.dtype == Dtype::kFloat16) return run(run_fused<__half>, run_warpgroups<__half>, run_pixels<__half>);
-  run(run_fused<__nv_bfloat16>, run_warpgroups<__nv_bfloat16>, run_pixels<__nv_bfloat16>);
+  const bool in_parts = plan_->batch < problem_.batch;
+  if (!in_parts && operands.packed == nullptr) return run_plan(launch, problem_.dtype, *plan_, operands, config_);
+  FusedPlan part = *plan_;
+  if (operands.packed != nullptr) part.pack_blocks = 0;
+  if (!in_parts) return run_plan(launch, problem_.dtype, part, operands, config_);
+  FusedOperands own = operands;
+  const std::int64_t size = element_bytes(problem_.dtype);
+  for (std::int64_t n = 0; n < problem_.batch; n += part.batch) {
+    part.job.batch = std::int32_t(std::min(part.batch, problem_.batch - n));
+    run_plan(launch, problem_.dtype, part, own, config_);
+    own.x = static_cast<const unsigned char*>(own.x) + part.batch * problem_.x.n * size;
+    own.y = static_cast<unsigned char*>(own.y) + part.batch * problem_.y.n * size;
+    part.pack_blocks = 0;  // the weight is packed
+  }
+}
+
+std::int64_t FusedCall::packed_bytes() const { return plan_ == nullptr ? 0 : plan_->weight_end; }
+
+std::vector<std::int64_t> FusedCall::packing() const {
+  if (plan_ == nullptr) return {};
+  const FusedJob& job = plan_->job;
+  const std::int64_t sets = std::int64_t(job.sets_d.value) * job.sets_h.value * job.sets_w.value;
+  std::vector<std::int64_t> layout{config_,
+                                   std::int64_t(problem_.dtype),
+                                   job.groups,
+                                   job.ic,
+                                   job.oc,
+                                   job.chunks,
+                                   job.most_slots,
+                                   job.oc_tiles.value,
+                                   job.sets_d.value,
+                                   job.sets_h.value,
+                                   job.sets_w.value,
+                                   problem_.kernel_d,
+                                   problem_.kernel_h,
+                                   problem_.kernel_w};
+  if (config_ >= kFirstWarpgroupTile) {
+    layout.insert(layout.end(), job.taps, job.taps + sets * job.most_slots);
+    return layout;
+  }
+  // The lists of shifts are packed too, and hold where a shift lies in the patch of a tile.
+  layout.push_back(job.flat);
+  for (const FusedAxis& axis : job.axis) {
+    for (const std::int64_t value : {axis.taps.stride, axis.taps.pad, axis.taps.dilation, axis.low, axis.extent})
+      layout.push_back(value);
+    layout.push_back(axis.patch.value);
+  }
+  return layout;
+}
+
+void FusedCall::pack(const void* w, void* packed, std::uintptr_t stream) const {
+  require(packed_bytes() > 0, "config = ", config_, "; its kernels read the weight as it lies");
+  const DeviceScope scope(device_);
+  FusedPlan part = *plan_;
+  part.blocks = part.input_blocks = 0;
+  run_plan({device_, stream}, problem_.dtype, part, {nullptr, w, nullptr, nullptr, nullptr, packed}, config_);
 }
 
 }  // namespace upfold::cuda

@@ -1,5 +1,5 @@
-// The fused method's tiles, and the launches of one of them: the weight is packed, then everything happens in one kernel, and a
-// split reduction ends in another. Each type of values is compiled in a source of its own.
+// The fused method's tiles, and the launches of one of them: the weight is packed, unless it was before, then everything happens
+// in one kernel, and a split reduction ends in another. Each type of values is compiled in a source of its own.
 #pragma once
 
 #include "fused_kernel.cuh"
@@ -69,7 +69,10 @@ constexpr bool kOfWarpgroups = false;
 template <int a, int b, int c, int d, int e, bool kPacked>
 constexpr bool kOfWarpgroups<WarpgroupTile<a, b, c, d, e, kPacked>> = true;
 
-// The operands as kernels take them.
+// Whether a launch that packs goes ahead of the kernel that multiplies, which may then begin before it has ended.
+inline bool packs(const FusedPlan& plan) { return plan.pack_blocks + plan.input_blocks > 0; }
+
+// The operands as kernels take them. A weight that was packed before has no room in the workspace.
 template <typename Value>
 struct TypedOperands {
   const Value* x;
@@ -85,18 +88,24 @@ struct TypedOperands {
       : x(static_cast<const Value*>(operands.x)),
         w(static_cast<const Value*>(operands.w)),
         bias(static_cast<const Value*>(operands.bias)),
-        y(static_cast<Value*>(operands.y)),
-        lists(static_cast<ShiftList*>(operands.workspace)),
-        packed(reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.list_bytes)),
-        inputs(reinterpret_cast<uint4*>(static_cast<unsigned char*>(operands.workspace) + plan.weight_end)),
-        partial(reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_end)) {}
+        y(static_cast<Value*>(operands.y)) {
+    unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
+    const bool apart = operands.packed != nullptr;
+    unsigned char* const weight = apart ? static_cast<unsigned char*>(operands.packed) : workspace;
+    unsigned char* const rest = apart ? workspace : workspace + plan.weight_end;
+    lists = reinterpret_cast<ShiftList*>(weight), packed = reinterpret_cast<uint4*>(weight + plan.list_bytes);
+    inputs = reinterpret_cast<uint4*>(rest);
+    partial = reinterpret_cast<float4*>(rest + (plan.packed_end - plan.weight_end));
+  }
 };
 
 // Packs the weight, and x where the tile wants it; returns the job with what depends on where y lies.
 template <typename Value, typename Tile>
 FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOperands<Value>& typed) {
-  launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
-                typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
+  if (packs(plan)) {
+    launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
+                  typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
+  }
   FusedJob job = plan.job;
   // Outputs of neighbouring units, in the width phases of a set, are one vector of at most 16 bytes, or several.
   constexpr std::int64_t kRun = std::int64_t(sizeof(Value)) * 2 * Tile::kPhasesW, kWide = kRun <= kWordBytes ? kRun : kWordBytes;
@@ -107,7 +116,7 @@ FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOpe
   // A thread's outputs, of one unit or two, are one vector.
   const std::int64_t unit = size * Tile::kPhasesW, apart = (outer | job.y_c) * size | address;
   job.direct = job.y_axis[2] == 1 && job.axis[2].taps.stride == Tile::kPhasesW && job.axis[2].out % Tile::kPhasesW == 0 &&
-               apart % unit == 0 && (job.activation == Activation::kNone || job.activation == Activation::kRelu);
+               apart % unit == 0;
   job.joined = apart % (2 * unit) == 0;
   return job;
 }
@@ -116,10 +125,12 @@ template <typename Value, typename Tile>
 void run_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
   const TypedOperands<Value> typed(plan, operands);
   const FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
+  if (plan.blocks == 0) return;
   if constexpr (kOfWarpgroups<Tile>) {
     const unsigned blocks = std::min(plan.blocks, unsigned(multiprocessors(launch.device)));
-    launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch, Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true},
-                job, plan.blocks, typed.x, typed.packed, typed.bias, typed.y, typed.partial, typed.inputs);
+    launch_grid("fused", fused_warpgroup_kernel<Value, Tile>, launch,
+                Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, packs(plan)}, job, plan.blocks, typed.x, typed.packed,
+                typed.bias, typed.y, typed.partial, typed.inputs);
   } else {
     launch_grid("fused", fused_kernel<Value, Tile>, launch, Grid{plan.blocks, Tile::kThreads, plan.shared_bytes}, job, typed.x,
                 typed.lists, typed.packed, typed.bias, typed.y, typed.partial);

@@ -39,10 +39,11 @@ template <typename Value, typename Tile>
 void run_pixel_tile(const Launch& launch, const FusedPlan& plan, const FusedOperands& operands) {
   const TypedOperands<Value> typed(plan, operands);
   const FusedJob job = pack_weight<Value, Tile>(launch, plan, typed);
+  if (plan.blocks == 0) return;
   unsigned blocks = unsigned(multiprocessors(launch.device));
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   launch_grid("fused", fused_pixels_kernel<Value, Tile>, launch,
-              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, true}, job, plan.blocks, typed.x,
+              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, packs(plan)}, job, plan.blocks, typed.x,
               typed.packed, typed.bias, typed.y, typed.partial);
   if (job.splits.value == 1) return;
   launch_kernel("fused", pixels_reduce_kernel<Value, Tile>, launch, plan.blocks / job.splits.value * (Tile::kM * Tile::kOc8 / 2),

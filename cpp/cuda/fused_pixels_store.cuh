@@ -242,15 +242,28 @@ struct PixelStore {
   }
 
   // Where the width phases of a unit are one aligned vector (FusedJob::direct): a lane stores what it holds.
-  __device__ __forceinline__ void store_direct(const Sums& sums) const {
+  __device__ __forceinline__ void store_direct(Sums& sums) const {
     float2 added[kJ8];
 #pragma unroll
     for (int j = 0; j < kJ8; ++j)
       added[j] = *reinterpret_cast<const float2*>(staging + first_channel + j * 8 + std::int32_t(threadIdx.x) % 4 * 2);
+    if (is_activated_before(job.activation)) {
+      with_activation(job.activation, job.slope, [&](const auto& function) {
+#pragma unroll
+        for (int i = 0; i < kI * Tile::kPhases * kJ8 * 4; ++i) {
+          float& sum = sums[i / (Tile::kPhases * kJ8 * 4)][i / 4 % (Tile::kPhases * kJ8)][i % 4];
+          const float2& own = added[i / 4 % kJ8];
+          sum = function(sum + (i % 2 == 0 ? own.x : own.y));
+        }
+      });
+#pragma unroll
+      for (int j = 0; j < kJ8; ++j) added[j] = {0.0f, 0.0f};
+    }
     store_at<0>(sums, added);
   }
 
-  __device__ __forceinline__ void store(const Sums& sums) const {
+  // The sums are used up.
+  __device__ __forceinline__ void store(Sums& sums) const {
     if constexpr (Tile::kPhasesW > 1) {
       if (job.direct) return store_direct(sums);
     }
@@ -260,7 +273,7 @@ struct PixelStore {
 
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void store_pixels(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
-                                const float (&sums)[Tile::kM][Tile::kColumns8][4]) {
+                                float (&sums)[Tile::kM][Tile::kColumns8][4]) {
   const std::int32_t first = std::int32_t(threadIdx.x) / 32 * 16 * Tile::kM;
   PixelStore<Value, Tile, Tile::kM, Tile::kOc8>{job, place, bias, y, staging, first, 0}.store(sums);
 }

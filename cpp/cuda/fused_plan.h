@@ -10,7 +10,7 @@ namespace upfold::cuda {
 struct FusedPlan {
   bool possible;  // false: a count does not fit; nothing else holds then
   FusedJob job;
-  unsigned blocks, pack_blocks, input_blocks;  // input_blocks pack x, where the tile wants it
+  unsigned blocks, pack_blocks, input_blocks;  // input_blocks pack x, where the tile wants it; no blocks: no such launch
   int shared_bytes;
   std::int64_t batch;         // samples of one launch
   std::int64_t combinations;  // of parts of the reduction, channel tiles and sets; of blocks whose rows are pixels

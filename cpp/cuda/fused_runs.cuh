@@ -3,6 +3,7 @@
 // took 10,000 to 20,000 instructions, and waiting for them 15 us a tile on an H200.)
 #pragma once
 
+#include "fused_activate.cuh"
 #include "fused_store.cuh"
 #include "lanes.cuh"
 
@@ -129,7 +130,7 @@ struct DirectStore {
   const FusedPlace& place;
   const Sums& sums;
   const float added[2];  // to its channels
-  const float least;
+  const float least = least_of(job);
 
   // `kCount` outputs of a channel, from unit `first` of the two on.
   template <int kCount>
@@ -207,10 +208,10 @@ struct DirectStore {
   }
 };
 
-// Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors.
+// Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors. The sums are used up.
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
-                              const float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
+                              float (&sums)[Tile::kPhases][1][Tile::kN8][4]) {
   static_assert(8 * Tile::kInsts * Tile::kPhasesW == kRunOutputs, "a run");
   constexpr int kRuns = Tile::kN8 / Tile::kInsts, kLines = kRuns * Tile::kPhasesH;
   const WarpPlace<Tile> at(place, 0);
@@ -222,8 +223,17 @@ UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, cons
     added[row] = bias != nullptr && at.channel + channel < job.oc ? widen(bias[first_channel + channel]) : 0.0f;
   }
   if (job.direct && !job.flat) {
-    const DirectStore<Value, Tile> direct{job, place, sums, {added[0], added[1]}, least_of(job)};
-    return direct.store(y);
+    if (is_activated_before(job.activation)) {
+      with_activation(job.activation, job.slope, [&](const auto& function) {
+#pragma unroll
+        for (int i = 0; i < Tile::kPhases * Tile::kN8 * 4; ++i) {
+          float& sum = sums[i / 4 / Tile::kN8][0][i / 4 % Tile::kN8][i % 4];
+          sum = function(sum + added[i % 4 / 2]);
+        }
+      });
+      added[0] = added[1] = 0.0f;
+    }
+    return DirectStore<Value, Tile>{job, place, sums, {added[0], added[1]}}.store(y);
   }
   const RunStore<Value, Tile> store{job, place, y + first_channel * job.y_c, job.oc - at.channel, at.lane};
   const std::int32_t first_unit = at.unit_tile * 8;

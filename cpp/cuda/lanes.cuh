@@ -17,6 +17,16 @@ UPFOLD_DEVICE std::uint32_t pair_of(float low, float high) {
   return word;
 }
 
+// Neighbours of a type of 2 or 4 bytes as words, after the one rounding.
+template <typename Value, int kWords>
+UPFOLD_DEVICE void pack_results(const float* results, std::uint32_t (&words)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    if constexpr (sizeof(Value) == 4) words[i] = __float_as_uint(results[i]);
+    if constexpr (sizeof(Value) == 2) words[i] = pair_of<Value>(results[2 * i], results[2 * i + 1]);
+  }
+}
+
 UPFOLD_DEVICE std::uint32_t exchange(std::uint32_t word, int lanes) { return __shfl_xor_sync(0xffffffffu, word, lanes); }
 
 // Stores kBytes of `words`, aligned to them, to global memory. As plain assignments the wide stores would be merged with the

@@ -81,9 +81,14 @@ py::tuple fused_work(const FusedCall& call) {
 }
 
 void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
-           std::uintptr_t workspace, std::uintptr_t stream) {
+           std::uintptr_t workspace, std::uintptr_t stream, std::uintptr_t packed) {
   const py::gil_scoped_release release;
-  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace), pointer(packed)}, stream);
+}
+
+void fused_pack(const FusedCall& call, std::uintptr_t w, std::uintptr_t packed, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.pack(pointer(w), pointer(packed), stream);
 }
 
 // (output channels, phases of height, phases of width, units, blocks of a multiprocessor, kind: 1 of warpgroups, 2 whose
@@ -226,7 +231,11 @@ PYBIND11_MODULE(_cuda, m) {
            py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"), py::arg("exact"))
       .def_property_readonly("workspace_bytes", &FusedCall::workspace_bytes)
       .def_property_readonly("work", &fused_work)
-      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"));
+      .def_property_readonly("packed_bytes", &FusedCall::packed_bytes)
+      .def_property_readonly("packing", &FusedCall::packing)
+      .def("pack", &fused_pack, py::arg("w"), py::arg("packed"), py::arg("stream"))
+      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"),
+           py::arg("packed") = 0);
   m.def("fused_input_tiles", &fused_input_tiles);
   m.def("fused_input_fits", &upfold::cuda::fused_input_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));

@@ -298,6 +298,13 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
       const FusedCall fused(0, p, config, alignment, std::int64_t(256) << 20, exact);
       compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });
+      const std::int64_t packed = fused.packed_bytes();
+      if (packed == 0) continue;
+      compare("fused, packed apart", p, has_bias, random, fused.workspace_bytes(), tally,
+              [&](void* x, void* w, void* b, void* y, void* space) {
+                fused.pack(w, space, launch.stream);
+                fused.run({x, w, b, y, static_cast<char*>(space) + packed, space}, launch.stream);
+              });
     }
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     run_fused_weight(p, random, small, tally);

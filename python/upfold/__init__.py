@@ -4,6 +4,7 @@ from . import ops  # noqa: F401 (registers the operators with torch)
 from .dispatch import algorithms, use
 from .explanation import explain
 from .flops import register as _register_flops
+from .freeze import freeze, unfreeze
 from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d, fold, unfold
 from .fuse import fuse
 from .geometry import InvalidArgument
@@ -31,6 +32,7 @@ __all__ = [
     "conv_transpose3d",
     "explain",
     "fold",
+    "freeze",
     "fuse",
     "load_plans",
     "patch",
@@ -40,5 +42,6 @@ __all__ = [
     "scan",
     "tune",
     "unfold",
+    "unfreeze",
     "use",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import cases, dispatch, info
+from .activated import run_activation
 from .compare import Conditions, compare_case
 from .comparison import Comparison, dtype_name
 from .fresh import fresh_line
@@ -32,11 +33,11 @@ from .timing import cpu_clock
 
 CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular")
 MODEL_SUITE = "models"
-# What "all" stands for; whole models, which take minutes to compile, are asked for by name.
+# What "all" stands for; whole models and layers with activations, which take minutes to compile, are asked for by name.
 SUITES = (*CASE_SUITES, "fold", "host", "rate")
 # Of a results file; raised when a key changes its meaning.
 SCHEMA = 1
-_PAIRS = {"fold": run_fold, "host": run_host, "rate": run_rate}
+_PAIRS = {"fold": run_fold, "host": run_host, "rate": run_rate, "activation": run_activation}
 # What a CPU gets through in reasonable time; a GPU runs every case whole.
 CPU_MAX_GFLOP = 0.5
 
@@ -58,6 +59,7 @@ class Options:
         published: whether they have their published sizes; None does so on a GPU alone.
         compiled: whether they run under ``torch.compile`` as well.
         cpu_time: on a CPU, one thread and the time that the process computes, for a machine that is not idle.
+        frozen: whether methods that pack weights get a row with weights packed before, as `freeze` keeps them.
     """
 
     device: torch.device
@@ -72,6 +74,7 @@ class Options:
     published: bool | None = None
     compiled: bool = True
     cpu_time: bool = False
+    frozen: bool = False
 
 
 @dataclass
@@ -138,7 +141,7 @@ def run(names: Sequence[str], options: Options, console: Any, path: str | Path |
     """Run suites and print a table for each as soon as it is done.
 
     Args:
-        names: of the suites (`SUITES` and `MODEL_SUITE`).
+        names: of the suites (`SUITES`, ``activation`` and `MODEL_SUITE`).
         options: how to run.
         console: a rich console.
         path: where the figures go as JSON, after each suite and each whole model, so that a run cut short leaves what it has.
@@ -180,7 +183,7 @@ def run(names: Sequence[str], options: Options, console: Any, path: str | Path |
 
 def _run_cases(suite: str, mode: str, options: Options, console: Any) -> list[Comparison]:
     chosen = cases.by_tier(suite)
-    conditions = Conditions(options.layout, options.seconds, mode, options.configs)
+    conditions = Conditions(options.layout, options.seconds, mode, options.configs, options.frozen)
     done: list[Comparison] = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(chosen))

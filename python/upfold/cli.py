@@ -20,8 +20,8 @@ from .options import (
     DTYPES,
     Failure,
     add_layer,
-    add_precision,
     add_run,
+    add_ways,
     chosen_case,
     chosen_device,
     chosen_precision,
@@ -33,8 +33,7 @@ from .options import (
 )
 from .precision import float32_precision
 
-_CONFIGS = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "models")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "activation", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,15 +111,14 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
     add_layer(command)
     _add_seconds(command, 0.5)
     command.add_argument("--mode", default=FORWARD, choices=MODES, help="which operator, or a step of all (default: %(default)s)")
-    command.add_argument("--configs", action="store_true", help=_CONFIGS)
-    add_precision(command)
+    add_ways(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     command.add_argument("--chart", metavar="FILE", help="also draw the times (.png, .svg or .pdf)")
 
 
 def _bench_options(command: argparse.ArgumentParser) -> None:
     suites = (*_SUITES, "all")
-    text = "which (default: smoke); all leaves out models, whole ones, each in all ways, which take minutes"
+    text = "which (default: smoke); all leaves out activation and models, which compile for minutes"
     command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help=text)
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)
@@ -128,11 +126,10 @@ def _bench_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--mode", nargs="+", default=[FORWARD], choices=MODES, help="which operators, or steps (default: forward)"
     )
-    command.add_argument("--configs", action="store_true", help=_CONFIGS)
+    add_ways(command)
     model_commands.bench_options(command)
     text = "on a CPU that is not idle: one thread, and the time that this process computes"
     command.add_argument("--cpu-time", action="store_true", help=text)
-    add_precision(command)
     command.add_argument("--json", metavar="FILE", help="also write every figure as JSON")
     text = "also draw the suites of layers, or where there are none the models (.png, .svg or .pdf)"
     command.add_argument("--chart", metavar="FILE", help=text)
@@ -195,7 +192,7 @@ def _compare(arguments: argparse.Namespace) -> list[str]:
     device, case = chosen_device(arguments), chosen_case(arguments)
     precision = chosen_precision(arguments, device)
     switched = contextlib.nullcontext() if precision is None else float32_precision(precision == "tf32")
-    conditions = compare.Conditions(arguments.layout, arguments.seconds, arguments.mode, arguments.configs)
+    conditions = compare.Conditions(arguments.layout, arguments.seconds, arguments.mode, arguments.configs, arguments.frozen)
     console = tables.make_console()
     with console.status("measuring"), switched:
         result = compare.compare_case(case, conditions, dtype=DTYPES[arguments.dtype], device=device)
@@ -241,6 +238,7 @@ def _bench(arguments: argparse.Namespace) -> list[str]:
         None if arguments.size is None else arguments.size == "published",
         not arguments.no_compile,
         arguments.cpu_time,
+        arguments.frozen,
     )
     results = bench.run(names, options, tables.make_console(), arguments.json)
     if arguments.json is not None:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from . import dispatch
-from .algorithms import REGISTRY
+from .algorithms import REGISTRY, Packing
 from .cases import Case
 from .comparison import Comparison, Row, repro_line
 from .floor import ceilings
 from .fresh import time_fresh
 from .geometry import Geometry, InvalidArgument
 from .memory import held_beside_result
-from .methods import AUTO, Method, Result, our_method, peers
+from .methods import AUTO, Method, Result, frozen_method, our_method, peers
 from .modes import CHANNELS_LAST, FORWARD, OPERATORS, STEP, Operands, describe, with_gradient
 from .patch import unpatched
 from .precision import tf32_allowed
@@ -37,12 +37,14 @@ class Conditions:
         seconds: time spent on each method.
         mode: which operator, or a step of forward and backward (`modes.MODES`).
         configs: whether every config of an algorithm gets a row (``gemm#1``), or its best guess alone, as in steps.
+        frozen: whether the forwards of these that pack the weight get a second one, with the weight packed before.
     """
 
     layout: str = "contiguous"
     seconds: float = 0.3
     mode: str = FORWARD
     configs: bool = False
+    frozen: bool = False
 
 
 _USUAL = Conditions()
@@ -160,6 +162,10 @@ def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, 
             words += [f"{needed / 2**20:.3g} MiB workspace"] if needed else []
             row.note = ", ".join(words)
             methods.append((row, our_method(result.mode, name, result.geometry, None if best_guess else config)))
+            packing = algorithm.packing(problem, config, device) if conditions.frozen and result.mode == FORWARD else ""
+            if isinstance(packing, Packing):
+                kept = Row(f"{row.method} frozen", True, result.layout, note=f"keeps {packing.copy_bytes / 2**20:.3g} MiB")
+                methods.append((kept, frozen_method(name, result.geometry, config)))
     return methods
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import layout
-from .algorithms import REGISTRY, Algorithm, Tensors
+from .algorithms import REGISTRY, Algorithm, Packing, Tensors
 from .crop import cropped_padding
 from .dispatch import current, plan, workspace_cap
 from .geometry import (
@@ -47,6 +47,7 @@ class Launch:
         "empty",
         "enqueue",
         "index",
+        "packing",
         "problem",
         "shape",
         "strides",
@@ -66,6 +67,7 @@ class Launch:
         self.elements = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
         self.index = device.index if device.type == "cuda" else None
         self.enqueue = None if self.empty else self.algorithm.prepare(problem, self.config, device)
+        self.packing: Packing | str | None = None  # asked for when first needed (`frozen.py`)
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Run on tensors that the caller keeps alive; the problem's operator says which of x, w, y is written."""
@@ -84,6 +86,15 @@ class Launch:
             0 if workspace is None else workspace.data_ptr(),
             stream,
         )
+
+    def readable(self, x: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The operands of a transposed convolution as the kernels read them, where `copies` says that they do not."""
+        return _readable(x), None if bias is None else bias.contiguous()
+
+    @property
+    def stream(self) -> int:
+        """The handle of the CUDA stream that a call made now would run on, 0 on a CPU."""
+        return 0 if self.index is None else _stream(self.index)
 
 
 def _stream_of_device(index: int) -> int:
@@ -155,6 +166,31 @@ def conv_transpose(
     Raises:
         InvalidArgument: the arguments do not fit.
     """
+    launch = launch_of(x, w, bias, arguments, algorithm, activation, out)
+    if out is None:
+        y = x.new_empty_strided(launch.shape, launch.strides)
+    else:
+        if not out_is_fresh:
+            check_out(out, x, w, bias)
+        y = out
+    if launch.empty:
+        return y
+    if launch.copies:
+        x, bias = launch.readable(x, bias)
+    launch.run(x, w, bias, y)
+    return y
+
+
+def launch_of(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: Arguments,
+    algorithm: str | None,
+    activation: ActivationLike,
+    out: torch.Tensor | None,
+) -> Launch:
+    """What `conv_transpose` runs for these operands, planned or remembered."""
     addresses, bias_key, out_key = x.data_ptr() | w.data_ptr(), None, None
     if bias is not None:
         addresses |= bias.data_ptr()
@@ -181,18 +217,7 @@ def conv_transpose(
     launch = _launches.get(key)
     if launch is None:
         launch = _remember(key, _plan_conv_transpose(x, w, bias, arguments, algorithm, activation, out))
-    if out is None:
-        y = x.new_empty_strided(launch.shape, launch.strides)
-    else:
-        if not out_is_fresh:
-            check_out(out, x, w, bias)
-        y = out
-    if launch.empty:
-        return y
-    if launch.copies:
-        x, bias = _readable(x), None if bias is None else bias.contiguous()
-    launch.run(x, w, bias, y)
-    return y
+    return launch
 
 
 def _plan_conv_transpose(

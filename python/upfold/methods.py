@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from . import execute, functional
+from . import execute, frozen, functional
 from .dispatch import use_config
 from .geometry import Geometry, output_size
 from .modes import CHANNELS_LAST, FORWARD, GRAD_INPUT, STEP, Operands, keywords, positional
@@ -47,6 +47,20 @@ def our_method(mode: str, algorithm: str, geometry: Geometry, config: int | None
             return run(o)
 
     return with_config
+
+
+def frozen_method(algorithm: str, geometry: Geometry, config: int) -> Method:
+    """The forward of one of upfold's algorithms, with the weight packed in the first call, as of a frozen layer."""
+    arguments = positional(geometry)
+    kept: list[frozen.Copies] = []
+
+    def run(o: Operands) -> Result:
+        if not kept or not kept[0].fit(o.w):
+            kept[:] = [frozen.Copies(o.w)]
+        with use_config(config):
+            return frozen.conv_transpose(o.x, o.w, o.bias, arguments, algorithm, None, kept[0])
+
+    return run
 
 
 def forward_into(algorithm: str, geometry: Geometry, y: torch.Tensor) -> Method:

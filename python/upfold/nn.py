@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from . import dispatch, functional
-from .crop import Crop, cropped, parse_crop
+from . import dispatch, frozen, functional
+from .crop import Crop, cropped, cropped_padding, parse_crop
+from .execute import Arguments
 from .geometry import IntOrInts, InvalidArgument, block_geometry, make_geometry, output_size, per_axis
 from .problem import Activation, ActivationLike
 
@@ -80,7 +81,7 @@ def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:
             raise InvalidArgument(f"{name} = {channels}; must be divisible by groups = {groups}")
 
 
-class _TransposedConvolution(_ConvTransposeNd):
+class _TransposedConvolution(frozen.Freezable, _ConvTransposeNd):
     """What the three layers share; a replaced layer lives on the class-level defaults, so it gains no attribute."""
 
     # Typed by comments: annotations here would hide torch's own, which scripting reads.
@@ -142,6 +143,10 @@ class _TransposedConvolution(_ConvTransposeNd):
                 activation = Activation.parse(self.activation)
                 y = cropped(super().forward(input, output_size), self.crop, self._ndim)
                 return _activate(y, activation.code, activation.slope)
+        if self._frozen is not None:
+            kept: Tensor | None = frozen.run(self, input, output_size)
+            if kept is not None:
+                return kept
         result: Tensor = self._operator(
             input,
             self.weight,
@@ -156,6 +161,14 @@ class _TransposedConvolution(_ConvTransposeNd):
             crop=self.crop,
         )
         return result
+
+    def _arguments(self, input: Tensor, output_size: Sequence[int] | None) -> Arguments:
+        """The settings as `execute` takes them, for an input and the size that is asked for."""
+        extra: Any = self.output_padding if output_size is None else self._extra_for(input, output_size)
+        padding: Any = self.padding
+        if self.crop is not None:
+            padding = cropped_padding(self._ndim, padding, self.crop)
+        return self.stride, padding, extra, self.groups, self.dilation
 
     def _extra_for(self, input: Tensor, requested: Sequence[int]) -> tuple[int, ...]:
         """The output padding that gives the requested size, which names the spatial axes alone, or all."""

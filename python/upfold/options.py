@@ -33,8 +33,12 @@ def add_run(parser: argparse.ArgumentParser, layout: bool = True) -> None:
         parser.add_argument("--layout", default="contiguous", choices=layouts, help="of the input (default: %(default)s)")
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of torch's switch for float32 on a GPU to a command."""
+def add_ways(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of further rows of upfold's, and of torch's switch for float32 on a GPU, to a command."""
+    text = "time every tile choice of each algorithm (gemm#1 ...), not its best guess alone"
+    parser.add_argument("--configs", action="store_true", help=text)
+    text = "time the forward with weights packed before, as upfold.freeze keeps them, too (fused frozen)"
+    parser.add_argument("--frozen", action="store_true", help=text)
     text = "of float32 on a GPU, torch's and upfold's alike: TF32 or full accuracy (default: torch's switch as it stands)"
     parser.add_argument("--precision", choices=("tf32", "ieee"), help=text)
 

@@ -217,7 +217,8 @@ def print_pairs(console: Any, title: str, rows: Sequence[PairRow]) -> None:
     """Print a table of pairs, their means, and the line that repeats them."""
     moves, computes = (any(getattr(row, what) is not None for row in rows) for what in ("moved_bytes", "flops"))
     rates = ("x floor", "GB/s", "of elementwise") if moves else ("torch GFLOP/s", "GFLOP/s") if computes else ()
-    ends = ("x torch", *(("largest error",) if moves or computes else ()))
+    checked = any(row.error is not None for row in rows)
+    ends = ("x torch", *(("largest error",) if checked else ()))
     table = new_table(title, "work", "size", "torch", "upfold", *rates, *ends, left=("size",))
     for row in rows:
         cells = [row.name, row.size, format_seconds(row.torch_seconds), format_seconds(row.upfold_seconds)]
@@ -229,7 +230,7 @@ def print_pairs(console: Any, title: str, rows: Sequence[PairRow]) -> None:
             flops = row.flops or 0
             cells += [f"{flops / seconds / 1e9:,.0f}" for seconds in (row.torch_seconds, row.upfold_seconds)]
         cells.append(ratio_text(row.ratio))
-        if moves or computes:
+        if checked:
             cells.append("-" if row.error is None else f"{row.error:.1e}")
         table.add_row(*cells)
     console.print(table)
@@ -243,6 +244,8 @@ def print_pairs(console: Any, title: str, rows: Sequence[PairRow]) -> None:
         console.print(f"elementwise: a kernel that reads and writes, {rate / 1e9:,.0f} GB/s in this process", style="dim")
     elif computes:
         console.print("torch: a 1x1 convolution in channels_last with the same products, not shuffled into place.", style="dim")
+    elif checked:
+        console.print("torch: the layer, then relu, eager and by torch.compile; upfold: activation='relu'.", style="dim")
     else:
         console.print("What a call costs the caller (on a GPU without the GPU's own work).", style="dim")
     console.print(f"repro: {rows[0].repro}", style="dim")

@@ -62,7 +62,7 @@ _NAMES = frozenset(cls.__name__ for cls in _REPLACED)
 # What the classes of this package define and torch's do not: an entry of a layer with such a name would change its meaning.
 _ADDED = {theirs: frozenset(dir(ours)) - frozenset(dir(theirs)) for theirs, ours in _REPLACED.items()}
 # What a replaced layer may hold beside torch's own entries.
-_OWN_ENTRIES = ("algorithm", "activation", "crop", "_activation_code", "_activation_slope")
+_OWN_ENTRIES = ("algorithm", "activation", "crop", "_activation_code", "_activation_slope", "_frozen")
 # Time spent on measuring one operator on one shape.
 _SECONDS_EACH = 0.15
 # Where a parametrized class keeps the one that it took the place of.

@@ -164,7 +164,7 @@ class Report:
         if not self.rows:
             return self.summary()
         titles, rows = self.table()
-        return "\n".join((*_aligned(titles, *rows), self.summary(), *self._end_to_end()))
+        return "\n".join((*aligned(titles, *rows), self.summary(), *self._end_to_end()))
 
     def _end_to_end(self) -> list[str]:
         return [] if self.whole is None else [self.whole.text()]
@@ -236,7 +236,7 @@ class FuseReport:
         lines = [("layer", "class", "state", "fused into it", "why no more")]
         for row in self.rows:
             lines.append((row.name or "(the model)", row.layer, row.state, ", ".join(row.fused), row.reason or ""))
-        return "\n".join((*_aligned(*lines), self.summary()))
+        return "\n".join((*aligned(*lines), self.summary()))
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,11 @@ class TuneReport:
                     row.state + (f": {row.reason}" if row.reason else ""),
                 )
             )
-        return "\n".join((*_aligned(*lines), self.summary()))
+        return "\n".join((*aligned(*lines), self.summary()))
 
 
-def _aligned(*lines: Sequence[str]) -> list[str]:
+def aligned(*lines: Sequence[str]) -> list[str]:
+    """Lines of cells as text in columns."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import execute, layout
-from .crop import cropped_padding, parse_crop
+from . import execute, frozen, layout
+from .crop import parse_crop
 from .geometry import InvalidArgument, cached_geometry, conv_transpose_shape
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .watch import nobody_intercepts
@@ -62,13 +62,6 @@ def add_crop(twin: Any, pairs: Sequence[tuple[int, int]]) -> None:
     """Let the twin leave out more of its result."""
     held = parse_crop(len(pairs), twin.crop or 0)
     twin.crop = tuple((before + b, after + a) for (before, after), (b, a) in zip(held, pairs))
-
-
-def _arguments(twin: Any, x: Tensor, output_size: Sequence[int] | None) -> execute.Arguments:
-    """The twin's settings as `execute` takes them."""
-    extra = twin.output_padding if output_size is None else twin._extra_for(x, output_size)
-    padding = twin.padding if twin.crop is None else cropped_padding(len(twin.kernel_size), twin.padding, twin.crop)
-    return twin.stride, padding, extra, twin.groups, twin.dilation
 
 
 class Batched(nn.Module):
@@ -144,7 +137,11 @@ class Concatenation(nn.Module):
             else:
                 weight, bias = next(left), next(left)
                 settings = arguments, twin.algorithm, twin.activation
-                execute.conv_transpose(source, weight, bias, *settings, part, True)  # type: ignore[arg-type]
+                copies = twin._frozen
+                if copies is not None and copies.fit(weight):
+                    frozen.conv_transpose(source, weight, bias, *settings, copies, part)  # type: ignore[arg-type]
+                else:
+                    execute.conv_transpose(source, weight, bias, *settings, part, True)  # type: ignore[arg-type]
         return buffer
 
     def _found(self, key: Any, sources: Sequence[Tensor], values: Sequence[Any]) -> _Layout | None:
@@ -161,7 +158,7 @@ class Concatenation(nn.Module):
         alike = all((one.dim(), one.dtype, one.device) == (dims, first.dtype, first.device) for one in sources)
         if not alike or first.device.type not in ("cpu", "cuda") or first.dtype.is_complex:
             return None
-        arguments = [None if twin is None else _arguments(twin, *value) for twin, value in zip(self._twins, values)]
+        arguments = [None if twin is None else twin._arguments(*value) for twin, value in zip(self._twins, values)]
         shapes, channels_last = [], dims > 3  # as torch.cat: where every part is
         for twin, source, given in zip(self._twins, sources, arguments):
             if twin is None or given is None:

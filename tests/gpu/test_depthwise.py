@@ -50,6 +50,21 @@ LAYERS = {
     "dilated": ((2, 3, 6, 20), 2, (3, 3), (2, 2, 1, 3)),
     "empty phases": ((2, 3, 4, 9), 1, (2, 3), ((3, 5), 1, (2, 4), (1, 2))),
     "one pixel": ((3, 4, 1, 1), 2, (4, 4), (2, 1, 0, 1)),
+    # Whole aligned rows, down which the kernels walk.
+    "whole k4s2p1": ((2, 6, 19, 16), 1, (4, 4), (2, 1, 0, 1)),
+    "whole k3s2p1op1": ((2, 4, 9, 12), 1, (3, 3), (2, 1, 1, 1)),
+    "whole k2s2": ((2, 3, 9, 20), 2, (2, 2), (2, 0, 0, 1)),
+    "whole k3s1p1": ((2, 4, 37, 24), 1, (3, 3), (1, 1, 0, 1)),
+    "whole k5s1p2": ((3, 2, 2, 8), 1, (5, 5), (1, 2, 0, 1)),
+    "whole k8s4p2": ((2, 3, 5, 12), 2, (8, 8), (4, 2, 0, 1)),
+    "whole k16s8p4, three warps": ((1, 2, 9, 64), 1, (16, 16), (8, 4, 0, 1)),
+    "whole k16s8, two warps": ((2, 2, 11, 33), 1, (16, 16), (8, 0, 0, 1)),
+    "whole k16s8p12": ((2, 2, 3, 9), 1, (16, 16), (8, 12, 0, 1)),
+    "whole k32s16p8": ((1, 2, 3, 5), 1, (32, 32), (16, 8, 0, 1)),
+    "whole k8s8": ((2, 4, 5, 7), 1, (8, 8), (8, 0, 0, 1)),
+    "whole 1d k4s2p1": ((11, 3, 40), 1, (4,), (2, 1, 0, 1)),
+    "whole 3d plane": ((1, 2, 3, 5, 16), 1, (1, 4, 4), ((1, 2, 2), (0, 1, 1), 0, 1)),
+    "whole 3d k4s2p1": ((1, 2, 3, 4, 8), 1, (4, 4, 4), (2, 1, 0, 1)),
 }
 
 
@@ -98,7 +113,7 @@ def test_auto_takes_it(device, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("name", ["k4s2p1", "k16s8p4", "k3s1p1"])
+@pytest.mark.parametrize("name", ["k4s2p1", "k16s8p4", "k3s1p1", "whole k4s2p1"])
 def test_misaligned_results(device, name, dtype):
     """A result that starts at a multiple of its element alone, and rows that end before their tensor does."""
     x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
@@ -129,3 +144,43 @@ def test_whole_layers(device, name, dtype):
         results.append((y.detach(), *torch.autograd.grad(y, (x, w), grad)))
     for got, want in zip(*results):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("name", ["whole k4s2p1", "k16s8p4"])
+def test_activations_are_those_of_the_general_kernel(device, name, activation, dtype):
+    x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
+    geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
+    x, w, b = (
+        exact_like(shape, 16, dtype, seed).to(device)
+        for seed, shape in enumerate((x_shape, (x_shape[1], multiplier, *kernel), (x_shape[1] * multiplier,)))
+    )
+    results = []
+    for config in (0, 1):
+        with use_config(config):
+            results.append(ours((x, w, b), geometry, "depthwise", activation=activation))
+    assert torch.equal(*results)
+    if activation == "relu":
+        assert_exact(results[0], reference((x, w, b), geometry).relu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", ["whole k4s2p1", "whole k3s1p1", "k16s8p4", "whole k16s8p12"])
+def test_bad_gradients_reach_the_taps_that_meet_them(device, name, dtype):
+    """A gradient at a corner is not multiplied with the zeros that stand for pixels outside."""
+    x_shape, _, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
+    geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
+    x = exact_like(x_shape, 16, dtype, 1).to(device)
+    w = exact_like((x_shape[1], 1, *kernel), 16, dtype, 2).to(device).requires_grad_()
+    with upfold.use(algorithm="depthwise"):
+        y = ours((x, w, None), geometry)
+        grad = exact_like(y.shape, 16, dtype, 3).to(device)
+        for row, column in itertools.product((0, -1), repeat=2):
+            mark = torch.zeros(y.shape, dtype=torch.float64)
+            mark[0, 1, row, column] = 1
+            bad = grad.masked_fill(mark.bool().to(device), torch.nan)
+            met = reference_gradients((torch.ones_like(x), w.detach(), None), mark, geometry)[1].to(device) != 0
+            kept, spoiled = (torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in (grad, bad))
+            assert torch.equal(spoiled[~met], kept[~met])
+            assert spoiled[met].isnan().all()

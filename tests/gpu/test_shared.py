@@ -29,6 +29,7 @@ for stem in (
     "machinery",
     "transforms",
     "crop",
+    "freeze",
 ):
     for name, value in vars(importlib.import_module(f"test_{stem}")).items():
         if name.startswith("test_") and "device" in inspect.signature(value).parameters:

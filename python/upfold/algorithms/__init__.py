@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Algorithm, Tensors
+from .base import Algorithm, Packing, Tensors
 from .depthwise import Depthwise
 from .direct import Direct
 from .fused import Fused
@@ -14,4 +14,4 @@ from .torch import Torch
 _ALL: tuple[Algorithm, ...] = (Gemm(), GemmAtomic(), Direct(), Torch(), Depthwise(), Fused())
 REGISTRY: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALL}
 
-__all__ = ["REGISTRY", "Algorithm", "Tensors"]
+__all__ = ["REGISTRY", "Algorithm", "Packing", "Tensors"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,6 +22,24 @@ class Tensors(NamedTuple):
     y: torch.Tensor
 
 
+class Packing(NamedTuple):
+    """A weight laid out once for many calls, where the kernels would otherwise lay it out in each.
+
+    Attributes:
+        layout: equal for two problems exactly where a copy made for one serves the other.
+        copy_bytes: bytes of the copy, which begins where torch's allocators begin.
+        workspace_bytes: scratch of a call that gets the copy.
+        pack: enqueues the packing: the addresses of w and of the copy, and the CUDA stream's handle.
+        enqueue: as an `Enqueue`, with the address of the copy behind the stream; w is given all the same.
+    """
+
+    layout: Hashable
+    copy_bytes: int
+    workspace_bytes: int
+    pack: Callable[[int, int, int], None]
+    enqueue: Callable[[int, int, int, int, int, int, int], None]
+
+
 class Algorithm(Protocol):
     """What the rest of the package knows of an algorithm."""
 
@@ -38,6 +56,9 @@ class Algorithm(Protocol):
 
     def prepare(self, problem: Problem, config: int, device: torch.device) -> Enqueue | None:
         """Settle all that calls of this problem have in common; None where a call needs the tensors, by `run`."""
+
+    def packing(self, problem: Problem, config: int, device: torch.device) -> Packing | str:
+        """How a transposed convolution's weight can be packed apart from the calls, or why nothing of it is worth keeping."""
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Compute into the operand that the operator writes. `stream` is the CUDA stream's handle, 0 on a CPU."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..problem import Operator, Problem
+from ..problem import Problem
 from . import cuda
 from .base import Enqueue, Tensors, enqueue_tensors
 
@@ -35,9 +35,7 @@ class Depthwise:
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
         """0: the kernels for usual strides; 1: the one that takes every problem."""
         loaded = cuda.module()
-        # On an H200 the adjoint in x of 16-bit types at small strides was slower by the former.
-        general = problem.operator is Operator.CONV and problem.dtype != torch.float32 and problem.stride[2] < 4
-        fitting = [config for config in ((1, 0) if general else (0, 1)) if loaded.depthwise_fits(problem.cuda, config)]
+        fitting = [config for config in (0, 1) if loaded.depthwise_fits(problem.cuda, config)]
         affordable = [c for c in fitting if self.workspace_bytes(problem, c, device) <= problem.workspace_cap]
         return tuple(affordable or fitting)
 
@@ -50,6 +48,10 @@ class Depthwise:
         """Bind the kernels of `problem.operator` to a problem, a choice and a device."""
         call: Enqueue = cuda.module().DepthwiseCall(problem.cuda, config, cuda.index(device)).enqueue
         return call
+
+    def packing(self, problem: Problem, config: int, device: torch.device) -> str:
+        """Nothing is packed apart from the calls."""
+        return "it reads the weight as it lies, or lays it out in the call itself"
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the kernels of `problem.operator`."""

@@ -38,6 +38,10 @@ class Direct:
             return cuda.prepare_direct(problem, config, device)
         return on_cpu(native.cpu().direct, problem)
 
+    def packing(self, problem: Problem, config: int, device: torch.device) -> str:
+        """Nothing is packed apart from the calls."""
+        return "it reads the weight as it lies, or lays it out in the call itself"
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the kernel of `problem.operator`."""
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)

@@ -13,7 +13,7 @@ import torch
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda, fused_input, fused_weight
-from .base import Enqueue, Tensors, enqueue_tensors, on_cpu
+from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
 _LEAST_CAPABILITY = 80  # times ten
@@ -155,6 +155,16 @@ class Fused:
         mirrored = fused_input.mirrored(problem, config)
         return call if mirrored is None else fused_input.swapped(call, problem)
 
+    def packing(self, problem: Problem, config: int, device: torch.device) -> Packing | str:
+        """The packed weight, on a GPU that of the tile, in float32 on a CPU; nothing of tiles that read the weight as it lies."""
+        if device.type == "cpu":
+            return _cpu_packing(problem)
+        call = _call(problem, config, cuda.index(device))
+        if not call.packed_bytes:
+            return "its tile reads the weight as it lies"
+        layout, left = tuple(call.packing), call.workspace_bytes - call.packed_bytes
+        return Packing(layout, call.packed_bytes, left, call.pack, call.enqueue)
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the packing and the kernel."""
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
@@ -183,6 +193,19 @@ def _reject_on_cpu(problem: Problem) -> str | None:
         what = "its sums take" if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else "its copy of the weight takes"
         return f"{what} {needed} bytes; the cap is {problem.workspace_cap}; raise UPFOLD_WORKSPACE_MB"
     return None
+
+
+def _cpu_packing(problem: Problem) -> Packing:
+    module, struct, threads = native.cpu(), problem.cpu, problem.threads
+
+    def pack(w: int, packed: int, stream: int) -> None:
+        module.fused_pack(struct, w, packed, threads)
+
+    def run(x: int, w: int, bias: int, y: int, workspace: int, stream: int, packed: int) -> None:
+        module.fused_packed(struct, x, w, bias, y, packed, threads)
+
+    layout = tuple(module.fused_packing(struct, threads))
+    return Packing(layout, layout[0], 0, pack, run)
 
 
 def vector_channels(problem: Problem) -> int:

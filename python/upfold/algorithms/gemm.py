@@ -176,6 +176,10 @@ class Gemm:
         """Bind the products and the column kernels; on a CPU torch multiplies, and needs the tensors."""
         return None if device.type == "cpu" else cuda.prepare_gemm(problem, config, device)
 
+    def packing(self, problem: Problem, config: int, device: torch.device) -> str:
+        """Nothing is packed apart from the calls."""
+        return "its product takes the weight as it lies, or turned in the call itself"
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""
         if tensors.x.is_cuda:

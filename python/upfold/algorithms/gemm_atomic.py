@@ -37,6 +37,10 @@ class GemmAtomic:
         """Bind the products and the scatter-adds."""
         return cuda.prepare_gemm(problem, config, device, atomic=True)
 
+    def packing(self, problem: Problem, config: int, device: torch.device) -> str:
+        """Nothing is packed apart from the calls."""
+        return "its product takes the weight as it lies, or turned in the call itself"
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the products and the scatter-adds."""
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
