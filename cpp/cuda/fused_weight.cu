@@ -8,6 +8,7 @@ UPFOLD_INSTANTIATE_WEIGHT(float, UPFOLD_WEIGHT_FLOAT_READS)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
+#include "fused_weight_boxes_launch.cuh"
 #include "fused_weight_plan.cuh"
 
 namespace upfold::cuda {
@@ -20,24 +21,29 @@ namespace {
 
 template <typename Tile>
 constexpr FusedWeightTileSize size_of() {
-  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, Tile::kCopiers, Tile::kThreads};
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, Tile::kCopiers, Tile::kThreads, false};
+}
+template <typename Tile>
+constexpr FusedWeightTileSize size_of_boxes() {
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, 0, Tile::kThreads, true};
 }
 constexpr FusedWeightTileSize kTiles[] = {
 #define UPFOLD_TILE(index, kReads, Value, ...) size_of<FusedWeightTile<__VA_ARGS__>>(),
     UPFOLD_WEIGHT_TILES(UPFOLD_TILE, UPFOLD_WEIGHT_NO_READS, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, kReads, Value, ...) size_of_boxes<FusedWeightBoxTile<__VA_ARGS__>>(),
+        UPFOLD_WEIGHT_BOX_TILES(UPFOLD_TILE, UPFOLD_WEIGHT_NO_READS, )
+#undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
-// The tile as its kernel was compiled for the device: without warpgroups all threads copy and multiply.
-FusedWeightTileSize tile_on(int device, int config) {
+// Whether the kernels were compiled for the device with warpgroups; without them all threads copy and multiply.
+bool has_warpgroups(int device) {
   const DeviceScope scope(device);
   cudaFuncAttributes found;
   const auto kernel = fused_weight_kernel<float, FusedWeightTile<UPFOLD_FIRST_WEIGHT_TILE>, kAny>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
-  FusedWeightTileSize tile = kTiles[config];
-  if (found.sharedSizeBytes <= sizeof(FusedWeightShared)) tile.threads = tile.copiers = 32 * tile.warps;
-  return tile;
+  return found.sharedSizeBytes > sizeof(FusedWeightShared);
 }
 
 }  // namespace
@@ -47,7 +53,9 @@ std::vector<FusedWeightTileSize> fused_weight_tiles() { return {kTiles, kTiles +
 FusedWeightCall::FusedWeightCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
     : device_(device), config_(config), problem_(p) {
   require(config >= 0 && config < kTileCount, "config = ", config, "; the gradient of the weight has ", kTileCount);
-  const FusedWeightTileSize tile = tile_on(device, config);
+  FusedWeightTileSize tile = kTiles[config];
+  if (!has_warpgroups(device)) tile.threads = tile.copiers = 32 * tile.warps;
+  if (tile.boxes && (tile.copiers > 0 || !can_copy_boxes())) return;
   const FusedWeightPlan plan = plan_fused_weight(p, tile, alignment, workspace_cap, shared_memory(device));
   if (plan.possible) plan_ = std::make_shared<const FusedWeightPlan>(plan);
 }
@@ -57,10 +65,15 @@ std::int64_t FusedWeightCall::workspace_bytes() const { return plan_ == nullptr 
 FusedWeightWork FusedWeightCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedWeightJob& job = plan_->job;
+  if (plan_->boxes.width > 0) {
+    const std::int64_t piece = plan_->boxes.x_bytes + std::int64_t(job.block_planes) * plan_->boxes.y_bytes;
+    return {std::int64_t(plan_->blocks), job.length, job.products, piece * job.rows.value,
+            4 * (std::int64_t(plan_->x_pack.words) + plan_->y_pack.words)};
+  }
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
   return {std::int64_t(plan_->blocks), job.length, job.products,
-          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain)};
+          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain), 0};
 }
 
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

@@ -7,16 +7,18 @@
 namespace upfold::cuda {
 
 // A tile choice: neighbouring taps of a warp, warps that multiply, input channels of a block, blocks of a multiprocessor; threads
-// that copy a stage, and all of a block.
+// that copy a stage, and all of a block; whether the copy engine brings its operands instead, in boxes.
 struct FusedWeightTileSize {
   int taps, warps, channels, blocks, copiers, threads;
+  bool boxes;
 };
 std::vector<FusedWeightTileSize> fused_weight_tiles();
 
 // What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
-// takes, one of two bytes counted as four of more.
+// takes, one of two bytes counted as four of more, or bytes where they come in boxes; bytes of x and y
+// that are packed first.
 struct FusedWeightWork {
-  std::int64_t blocks, steps, products, copies;
+  std::int64_t blocks, steps, products, copies, packed;
 };
 struct FusedWeightPlan;
 

@@ -84,6 +84,74 @@ UPFOLD_DEVICE void read_halves_of_taps(const FusedWeightJob& job, const unsigned
   }
 }
 
+template <typename Value, typename Tile, int kReads, int kWord>
+UPFOLD_DEVICE void read_word(const FusedWeightJob& job, const unsigned char* at, FusedWeightRows<Tile>& rows) {
+  if constexpr (sizeof(Value) == 4) {
+    read_floats<Tile, kReads, kWord>(job, at, rows);
+  } else {
+    read_halves_of_taps<Tile, kReads, kWord>(job, at, rows);
+  }
+}
+
+// A warp's sums as [row: unit, tap, output channel][input channel]; `row` is the output channel of a lane's first sums.
+template <typename Tile>
+UPFOLD_DEVICE void store_sums(const FusedWeightJob& job, const FusedWeightPlace& place, const FusedWeightSums<Tile>& sums,
+                              std::int32_t row, float* __restrict__ partial) {
+  const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
+  if (unit >= job.units) return;
+  const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
+  const std::int64_t first_row = (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + row;
+  float* const to = partial + first_row * job.sum_pitch + place.first_channel + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < Tile::kTaps; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile::kColumns8; ++j) {
+      if (place.first_channel + j * 8 >= job.in_channels) continue;
+      const float(&v)[4] = sums[i * Tile::kColumns8 + j];
+      float* const own_sums = to + std::int64_t(i * kPlaneChannels) * job.sum_pitch + j * 8;
+      *reinterpret_cast<float2*>(own_sums) = {v[0], v[1]};
+      *reinterpret_cast<float2*>(own_sums + std::int64_t(8) * job.sum_pitch) = {v[2], v[3]};
+    }
+  }
+}
+
+#if UPFOLD_WARPGROUPS
+// A stage, and the parity of the phase of its barriers.
+struct FusedWeightRing {
+  std::int32_t at, parity;
+  __device__ __forceinline__ void next(std::int32_t stages) {
+    if (++at == stages) at = 0, parity ^= 1;
+  }
+};
+UPFOLD_DEVICE void arrive(const std::uint64_t& barrier) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barrier));
+}
+
+// Products of all taps, which add to their sums; x is described by `b`.
+template <typename Value, typename Tile, int kTap = 0>
+UPFOLD_DEVICE void add_taps(FusedWeightSums<Tile>& sums, const FusedWeightRows<Tile>& rows, std::uint64_t b) {
+  WarpgroupRows<Value, Tile::kColumns8, kTap * Tile::kColumns8>::add(sums, rows[kTap], b);
+  if constexpr (kTap + 1 < Tile::kTaps) add_taps<Value, Tile, kTap + 1>(sums, rows, b);
+}
+template <typename Value, typename Tile>
+UPFOLD_DEVICE void multiply_taps(FusedWeightSums<Tile>& sums, const FusedWeightRows<Tile>& rows, std::uint64_t b) {
+  warpgroup_begin();
+  add_taps<Value, Tile>(sums, rows, b);
+  warpgroup_commit();
+}
+// Their registers are not another's before the products that read them have ended.
+template <typename Tile>
+UPFOLD_DEVICE void keep_rows(const FusedWeightRows<Tile>& rows) {
+#pragma unroll
+  for (int i = 0; i < 4 * Tile::kTaps; ++i) keep(rows[i / 4][i % 4]);
+}
+template <typename Tile>
+UPFOLD_DEVICE void pin_sums(FusedWeightSums<Tile>& sums) {
+#pragma unroll
+  for (int i = 0; i < Tile::kTaps * Tile::kColumns8 * 4; ++i) pin(sums[i / 4][i % 4]);
+}
+#endif
+
 template <typename Value, typename Tile, int kReads>
 struct FusedWeightBlock {
   using Sums = FusedWeightSums<Tile>;
@@ -113,18 +181,10 @@ struct FusedWeightBlock {
     const unsigned char* const first = at + copies.shared.windows[2 * product];
     const unsigned char* const second = at + copies.shared.windows[2 * product + 1];
     const std::int32_t below = 8 * job.pitch;
-    read_word<0>(first, rows);
-    read_word<1>(first + below, rows);
-    read_word<2>(second, rows);
-    read_word<3>(second + below, rows);
-  }
-  template <int kWord>
-  __device__ __forceinline__ void read_word(const unsigned char* at, Rows& rows) const {
-    if constexpr (sizeof(Value) == 4) {
-      read_floats<Tile, kReads, kWord>(job, at, rows);
-    } else {
-      read_halves_of_taps<Tile, kReads, kWord>(job, at, rows);
-    }
+    read_word<Value, Tile, kReads, 0>(job, first, rows);
+    read_word<Value, Tile, kReads, 1>(job, first + below, rows);
+    read_word<Value, Tile, kReads, 2>(job, second, rows);
+    read_word<Value, Tile, kReads, 3>(job, second + below, rows);
   }
   static __device__ __forceinline__ void round_rows(Rows& rows) {
     if constexpr (sizeof(Value) == 4) {
@@ -146,17 +206,7 @@ struct FusedWeightBlock {
   }
 
 #if UPFOLD_WARPGROUPS
-  // A stage, and the parity of the phase of its barriers.
-  struct Ring {
-    std::int32_t at, parity;
-    __device__ __forceinline__ void next(std::int32_t stages) {
-      if (++at == stages) at = 0, parity ^= 1;
-    }
-  };
   static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
-  static __device__ __forceinline__ void arrive(const std::uint64_t& barrier) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(address(barrier));
-  }
   __device__ __forceinline__ void make_barriers() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kWeightMostStages; ++i) {
@@ -191,21 +241,14 @@ struct FusedWeightBlock {
     }
   }
 
-  template <int kTap>
-  static __device__ __forceinline__ void add_taps(Sums& sums, const Rows& rows, std::uint64_t b) {
-    WarpgroupRows<Value, Tile::kColumns8, kTap * Tile::kColumns8>::add(sums, rows[kTap], b);
-    if constexpr (kTap + 1 < Tile::kTaps) add_taps<kTap + 1>(sums, rows, b);
-  }
   static __device__ __forceinline__ void multiply(Sums& sums, const Rows& rows, const unsigned char* vectors) {
-    warpgroup_begin();
-    add_taps<0>(sums, rows, matrix_descriptor(shared_address(vectors) / 16, Tile::kVectorPitch / 16, 8));
-    warpgroup_commit();
+    multiply_taps<Value, Tile>(sums, rows, matrix_descriptor(shared_address(vectors) / 16, Tile::kVectorPitch / 16, 8));
   }
 
   // The rows of a product are read while those of the one before are multiplied.
   __device__ __forceinline__ void accumulate(Sums& sums) const {
     Rows rows[2] = {};
-    Ring ring{0, 0};
+    FusedWeightRing ring{0, 0};
     std::int32_t product = 0, used = -1;  // used: the stage of the product before, where it was the last one
     std::uint32_t left = (place.end - place.begin) * std::uint32_t(job.products);
     barrier_wait(address(barriers.full[0]), 0);
@@ -218,7 +261,7 @@ struct FusedWeightBlock {
         if (odd == 1 && left == 0) continue;
         multiply(sums, rows[odd], stage(ring.at) + product * 2 * Tile::kVectorPitch);
         warpgroup_wait<1>();  // the product before: its rows are free
-        keep(rows[odd ^ 1]);
+        keep_rows<Tile>(rows[odd ^ 1]);
         if (used >= 0) arrive(barriers.empty[used]);
         used = -1, --left;
         if (++product == job.products) {
@@ -232,14 +275,8 @@ struct FusedWeightBlock {
       }
     }
     warpgroup_wait<0>();
-    keep(rows[0]), keep(rows[1]);
-#pragma unroll
-    for (int i = 0; i < Tile::kTaps * Tile::kColumns8 * 4; ++i) pin(sums[i / 4][i % 4]);
-  }
-  // Their registers are not another's before the products that read them have ended.
-  static __device__ __forceinline__ void keep(const Rows& rows) {
-#pragma unroll
-    for (int i = 0; i < 4 * Tile::kTaps; ++i) upfold::cuda::keep(rows[i / 4][i % 4]);
+    keep_rows<Tile>(rows[0]), keep_rows<Tile>(rows[1]);
+    pin_sums<Tile>(sums);
   }
 
   __device__ __forceinline__ void run(float* __restrict__ partial) const {
@@ -251,7 +288,7 @@ struct FusedWeightBlock {
       take_registers<Tile::kMultiplyRegisters>();
       Sums sums = {};
       accumulate(sums);
-      store(sums, partial);
+      store_sums<Tile>(job, place, sums, own_row(), partial);
     }
   }
 #else
@@ -309,29 +346,11 @@ struct FusedWeightBlock {
       __syncthreads();  // the step is read by everyone, the next one complete
       freed = at, at = next, next = next + 1 == job.stages ? 0 : next + 1;
     }
-    store(sums, partial);
+    store_sums<Tile>(job, place, sums, own_row(), partial);
   }
 #endif
 
-  // The sums as [row: unit, tap, output channel][input channel].
-  __device__ __forceinline__ void store(const Sums& sums, float* __restrict__ partial) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
-    if (unit >= job.units) return;
-    const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
-    const std::int64_t row = (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + lane / 4;
-    float* const to = partial + row * job.sum_pitch + place.first_channel + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < Tile::kTaps; ++i) {
-#pragma unroll
-      for (int j = 0; j < Tile::kColumns8; ++j) {
-        if (place.first_channel + j * 8 >= job.in_channels) continue;
-        const float(&v)[4] = sums[i * Tile::kColumns8 + j];
-        float* const own_sums = to + std::int64_t(i * kPlaneChannels) * job.sum_pitch + j * 8;
-        *reinterpret_cast<float2*>(own_sums) = {v[0], v[1]};
-        *reinterpret_cast<float2*>(own_sums + std::int64_t(8) * job.sum_pitch) = {v[2], v[3]};
-      }
-    }
-  }
+  static __device__ __forceinline__ std::int32_t own_row() { return std::int32_t(threadIdx.x % 32 / 4); }
 };
 
 template <typename Value, typename Tile, int kReads>

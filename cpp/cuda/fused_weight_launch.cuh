@@ -1,7 +1,7 @@
 // The kernels of the fused gradient of the weight for one type, and their launches.
 #pragma once
 
-#include "fused_weight_kernel.cuh"
+#include "fused_weight_boxes.cuh"
 #include "fused_weight_sum.cuh"
 
 namespace upfold::cuda {
@@ -40,6 +40,7 @@ namespace upfold::cuda {
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
+#include "boxes.h"
 #include "fused_weight.h"
 #include "launch.cuh"
 
@@ -52,8 +53,19 @@ struct FusedWeightPlan {
   FusedWeightSumJob sum;
   unsigned blocks, threads, sum_blocks;
   bool shares;  // whether the warps of a block add shares of the parts
-  std::int64_t parts, workspace_bytes;
+  std::int64_t parts, partial_bytes, workspace_bytes;
+  // Of tiles whose operands the copy engine brings; they may have to be packed behind the partial sums first, x and then y.
+  FusedWeightBoxes boxes;
+  BoxTensor x, y;
+  FusedWeightPackJob x_pack, y_pack;
 };
+
+// Everything but the sum of the parts; compiled in sources of its own (fused_weight_boxes_launch.cuh).
+template <typename Value>
+void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands);
+extern template void run_fused_weight_boxes<float>(const Launch&, const FusedWeightPlan&, int, const FusedOperands&);
+extern template void run_fused_weight_boxes<__half>(const Launch&, const FusedWeightPlan&, int, const FusedOperands&);
+extern template void run_fused_weight_boxes<__nv_bfloat16>(const Launch&, const FusedWeightPlan&, int, const FusedOperands&);
 
 template <typename Value>
 void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands) {
@@ -70,6 +82,7 @@ void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int con
     UPFOLD_WEIGHT_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_FLOAT_READS, Value)
   }
 #undef UPFOLD_RUN
+  if (plan.boxes.width > 0) run_fused_weight_boxes<Value>(launch, plan, config, operands);
   const auto sum = plan.shares ? fused_weight_sum_kernel<Value, true> : fused_weight_sum_kernel<Value, false>;
   launch_grid("fused", sum, launch, Grid{plan.sum_blocks, kSumThreads, 0, true}, plan.sum, partial,
               static_cast<Value*>(const_cast<void*>(operands.w)));

@@ -8,14 +8,18 @@
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kMostCount = std::int64_t(1) << 30;
+constexpr std::int64_t kMostCount = std::int64_t(1) << 30, kMostBox = 256;  // elements of an axis of a box
 constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10,
-                       kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWeightBarriers);
+                       kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWeightBarriers),
+                       kBoxStaticBytes = sizeof(FusedWeightBoxBarriers) + kBoxAlignment;
 
 // What a step costs, in products of one unit-tile; and what a block costs beside its steps, in microseconds (H200).
 constexpr double kStepProducts = 0.7, kBlockMicroseconds = 3.0, kProductMicroseconds = 0.26, kSumBytesMicrosecond = 1.5e6;
+
+// Of boxes (H200): cycles of a product of 2048 sums, bytes that arrive in one, what a step takes beside; in a microsecond.
+constexpr double kProductCycles = 256, kBytesCycle = 24, kStepCycles = 150, kCyclesMicrosecond = 1755;
 
 int log_of(std::int64_t value) {
   int log = 0;
@@ -48,14 +52,16 @@ struct Cut {
 
 class Planner {
  public:
-  Planner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment) : p_(p), tile_(tile) {
+  Planner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment)
+      : p_(p), tile_(tile), alignment_(alignment) {
     size_ = element_bytes(p.dtype), vector_ = 16 / size_, w_ = axis_w(p);
     if (w_.kernel == 1) w_.dilation = 1;
     const std::int64_t s = size_;
     x_grain_ = grain_of(alignment, {p.x.n * s, p.x.c * s, p.x.d * s, p.x.h * s, p.in_w * s});
     y_grain_ = grain_of(alignment, {p.y.n * s, p.y.c * s, p.y.d * s, p.y.h * s, p.out_w * s});
     const std::int64_t elements = (std::int64_t(1) << y_grain_) / size_;
-    shift_ = ((-w_.pad) % elements + elements) % elements;
+    const std::int64_t grain = tile.boxes ? vector_ : elements;
+    shift_ = ((-w_.pad) % grain + grain) % grain;
     tap_units_ = ceil_div(w_.kernel, tile.taps), row_taps_ = p.kernel_d * p.kernel_h;
     units_ = ceil_div(out_channels_per_group(p), kPlaneChannels) * row_taps_ * tap_units_;
     const std::int64_t warps = tile.warps;
@@ -78,8 +84,10 @@ class Planner {
            in_channels_per_group(p_) <= kMostCount && p_.groups <= kMostCount;
   }
 
+  bool cut(const SharedMemory& shared) { return tile_.boxes ? cut_boxes(shared) : cut_copies(shared); }
+
   // The cut that takes the fewest products and steps, among those of which three stages fit where any does.
-  bool cut(const SharedMemory& shared) {
+  bool cut_copies(const SharedMemory& shared) {
     const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kStaticBytes;
     const std::int64_t all = ceil_div(p_.in_w, vector_), total_rows = p_.batch * p_.in_d * p_.in_h;
     double best = -1;
@@ -101,7 +109,35 @@ class Planner {
     stages_ = std::min<std::int64_t>(kWeightMostStages, std::min(allowed, std::max(planned, allowed)) / stage_bytes(cut_));
     if (stages_ < 2) stages_ = (shared.of_block - kStaticBytes) / stage_bytes(cut_) >= 2 ? 2 : 0;
     steps_ = ceil_div(total_rows, cut_.rows) * cut_.chunks;
+    step_microseconds_ = kProductMicroseconds * sums() * (double(products(cut_)) + kStepProducts);
     return stages_ >= 2 && steps_ <= kMostCount;
+  }
+
+  // Pieces of the width that takes least time, for products or for bytes, and as many in a step as leave four stages.
+  bool cut_boxes(const SharedMemory& shared) {
+    if (!boxes_fit()) return false;
+    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
+    const std::int64_t all = ceil_div(p_.in_w + early_, vector_), total_rows = p_.batch * p_.in_d * p_.in_h;
+    double best = -1;
+    for (std::int64_t vectors = 8; vectors >= 1; vectors /= 2) {
+      const std::int64_t least = vectors == 1 ? 2 : 1;  // a product takes two vectors
+      Cut cut{least, vectors, ceil_div(all, vectors)};
+      const std::int64_t piece = ceil_div(stage_bytes(cut), least), pieces = total_rows * cut.chunks;
+      if (pitch(cut) > kMostBox * size_ || 2 * stage_bytes(cut) > planned || pieces > kMostCount) continue;
+      const double product = kProductCycles * sums(), arrival = double(piece * tile_.blocks) / kBytesCycle;
+      const double cycles = std::max(double(vectors) / 2 * product, arrival);  // of the blocks of a multiprocessor together
+      cut.rows = std::min({planned / (4 * piece), pieces, std::int64_t(32) / (planes_ + 1)});
+      cut.rows = std::max(cut.rows / least * least, least);
+      const double step = double(cut.rows) * cycles + kStepCycles, cost = double(ceil_div(pieces, cut.rows)) * step;
+      if (best >= 0 && cost >= best) continue;
+      best = cost, cut_ = cut, steps_ = ceil_div(pieces, cut.rows);
+      step_microseconds_ = step / kCyclesMicrosecond;
+    }
+    if (best < 0) return false;
+    const std::int64_t allowed =
+        std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
+    stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes(cut_));
+    return stages_ >= 2;
   }
 
   // Parts of the reduction: as many as keep the blocks of a large device busy in whole waves.
@@ -109,16 +145,14 @@ class Planner {
     channel_tiles_ = ceil_div(in_channels_per_group(p_), tile_.channels), unit_tiles_ = ceil_div(units_, tile_.warps);
     const std::int64_t tiles = channel_tiles_ * unit_tiles_ * p_.groups, slots = kMultiprocessors * tile_.blocks;
     part_elements_ = units_ * tile_.taps * kPlaneChannels * sum_pitch() * p_.groups;
-    const std::int64_t bytes = part_elements_ * 4, most = std::min(workspace_cap / bytes, 1 + kMostPartial / bytes);
-    if (most < 1 || tiles > kMostCount) return false;
-    const double product = kProductMicroseconds * double(tile_.taps * tile_.channels * tile_.warps) / 2048.0 * tile_.blocks;
-    const double step = product * (double(products(cut_)) + kStepProducts);
+    const std::int64_t bytes = part_elements_ * 4, most = std::min((workspace_cap - packed_bytes_) / bytes, 1 + kMostPartial / bytes);
+    if (workspace_cap < packed_bytes_ || most < 1 || tiles > kMostCount) return false;
     double best = -1;
     for (std::int64_t parts = 1; parts <= std::min(most, steps_); ++parts) {
       if (parts > 1 && tiles * parts > std::max(4 * slots, 2 * tiles)) break;
       const std::int64_t length = ceil_div(steps_, parts);
       if (ceil_div(steps_, length) != parts) continue;
-      const double cost = double(ceil_div(tiles * parts, slots)) * (double(length) * step + kBlockMicroseconds) +
+      const double cost = double(ceil_div(tiles * parts, slots)) * (double(length) * step_microseconds_ + kBlockMicroseconds) +
                           double(parts * bytes) / kSumBytesMicrosecond;
       if (best < 0 || cost < best) best = cost, parts_ = parts, length_ = length;
     }
@@ -136,23 +170,34 @@ class Planner {
     plan.sum.channel_tiles = make_divisor(ceil_div(in_channels_per_group(p_), channels));
     plan.sum.output_tiles = make_divisor(ceil_div(plan.sum.outputs, outputs));
     plan.sum_blocks = unsigned(std::int64_t(plan.sum.channel_tiles.value) * plan.sum.output_tiles.value * p_.groups);
-    plan.workspace_bytes = parts_ * part_elements_ * 4;
+    plan.workspace_bytes = plan.partial_bytes = parts_ * part_elements_ * 4;
+    if (tile_.boxes) plan_boxes(plan);
     return plan;
   }
 
  private:
   const Problem& p_;
   const FusedWeightTileSize& tile_;
+  const std::int64_t alignment_;
   Axis w_;
   std::int64_t size_, vector_, shift_, tap_units_, row_taps_, units_, planes_;
   int x_grain_, y_grain_;
   FusedWeightReads reads_ = kAny;
   Cut cut_{};
   std::int64_t stages_ = 0, steps_ = 0, channel_tiles_ = 0, unit_tiles_ = 0, part_elements_ = 0, parts_ = 0, length_ = 0;
+  double step_microseconds_ = 0;
+  // Of boxes: pixels of a row of a run, those that a box may begin early, what is packed.
+  std::int64_t row_ = 0, early_ = 0, packed_bytes_ = 0;
+  bool packs_x_ = false, packs_y_ = false;
+
+  // Sums of the blocks of a multiprocessor, of 2048 taps of warps times channels.
+  double sums() const { return double(tile_.taps * tile_.channels * tile_.warps) / 2048.0 * tile_.blocks; }
 
   void choose_reads() {
     const bool near = w_.dilation == 1, pairs = near && w_.stride == 2;
-    if (size_ == 4) {
+    if (size_ == 4 && tile_.boxes) {
+      reads_ = near && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0 ? kPairs : kAny;
+    } else if (size_ == 4) {
       reads_ = pairs && tile_.taps % 2 == 0 && shift_ % 2 == 0 ? kPairs : kAny;
     } else if (pairs) {
       reads_ = tile_.taps == 2 && shift_ % 4 == 0 && w_.kernel <= 2 ? kPairs : kShiftedPairs;
@@ -172,9 +217,11 @@ class Planner {
   // Bytes between rows: as few as meet in the fewest banks when eight rows and four lanes of each are read.
   std::int64_t pitch(const Cut& cut) const {
     // Taps beyond the kernel are read too, and the words behind a pair of values.
-    const std::int64_t read = columns(cut) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + 8 / size_;
+    const std::int64_t behind = tile_.boxes && size_ == 4 ? 0 : 8 / size_;
+    const std::int64_t read = columns(cut) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + behind;
     const std::int64_t least = ceil_div(read * size_, 16) * 16;
-    const int words = reads_ == kPairs ? 2 : 1, rows = 8 / words;
+    // Pairs are read half a warp at a time; the rows of a half are two apart in boxes.
+    const int words = reads_ == kPairs ? 2 : 1, rows = 8 / words, apart = tile_.boxes ? words : 1;
     std::int64_t best = least;
     int fewest = 99;
     for (std::int64_t bytes = least; bytes < least + 128; bytes += 16) {
@@ -182,14 +229,17 @@ class Planner {
       for (int row = 0; row < rows; ++row)
         for (int lane = 0; lane < 4; ++lane)
           for (int word = 0; word < words; ++word)
-            most = std::max(most, ++banks[(row * (bytes / 4) + lane * w_.stride % 32 + word) % 32]);
+            most = std::max(most, ++banks[(row * apart * (bytes / 4) + lane * w_.stride % 32 + word) % 32]);
       if (most < fewest) fewest = most, best = bytes;
     }
     return best;
   }
 
-  std::int64_t x_bytes(const Cut& cut) const { return 2 * products(cut) * (16 * tile_.channels + 16); }
-  std::int64_t stage_bytes(const Cut& cut) const { return x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * pitch(cut); }
+  std::int64_t x_bytes(const Cut& cut) const { return 2 * products(cut) * (16 * tile_.channels + (tile_.boxes ? 0 : 16)); }
+  std::int64_t stage_bytes(const Cut& cut) const {
+    const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * pitch(cut);
+    return tile_.boxes ? ceil_div(bytes, kBoxAlignment) * kBoxAlignment : bytes;
+  }
 
   FusedWeightJob job() const {
     FusedWeightJob job{};
@@ -221,6 +271,83 @@ class Planner {
     job.stage_bytes = std::int32_t(stage_bytes(cut_)), job.stages = std::int32_t(stages_);
     job.sum_pitch = std::int32_t(sum_pitch());
     return job;
+  }
+
+  // Whether a tensor's rows begin at multiples of 16 bytes, or, without `rows`, its maps.
+  bool fits(const Strides& s, bool rows) const {
+    for (std::int64_t stride : {s.n, s.c, s.d, rows ? s.h : 0})
+      if (stride * size_ % 16 != 0 || stride * size_ >= std::int64_t(1) << 40) return false;
+    return true;
+  }
+  // Whether boxes of x may begin before a row and end behind it, in its neighbours: what they hold there meets columns outside
+  // y, and every pixel meets every tap, so that a NaN goes nowhere else.
+  bool rows_are_a_run() const {
+    const bool inside = w_.pad == 0 && (w_.kernel - 1) * w_.dilation < w_.stride && w_.out <= w_.in * w_.stride;
+    return inside && p_.x.h == p_.in_w && fits(p_.x, false) && p_.in_w * w_.stride % vector_ == 0;
+  }
+  // Whether boxes can be described, of the operands or of what is packed of them.
+  bool boxes_fit() {
+    const bool x_fits = fits(p_.x, true);
+    row_ = !x_fits && rows_are_a_run() ? p_.in_w : 0;
+    early_ = row_ == 0 ? 0 : vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.in_w & -p_.in_w)));
+    packs_x_ = !x_fits && row_ == 0, packs_y_ = !fits(p_.y, true);
+    const std::int64_t x_words = packed_words(p_.in_channels, {p_.in_w, p_.in_h, p_.in_d});
+    const std::int64_t y_words = packed_words(p_.out_channels, {p_.out_w, p_.out_h, p_.out_d});
+    if ((packs_x_ && x_words > kMostCount) || (packs_y_ && y_words > kMostCount)) return false;
+    packed_bytes_ = 4 * ((packs_x_ ? x_words : 0) + (packs_y_ ? y_words : 0));
+    return alignment_ >= 16;
+  }
+  std::int64_t packed_words(std::int64_t channels, const std::int64_t (&size)[3]) const {
+    return p_.batch * channels * size[1] * size[2] * ceil_div(size[0], vector_) * 4;
+  }
+
+  void plan_boxes(FusedWeightPlan& plan) const {
+    const std::int64_t vectors = cut_.row_vectors, pitch = this->pitch(cut_), channels = tile_.channels;
+    FusedWeightBoxes& b = plan.boxes;
+    b.piece_copies = make_divisor(planes_ + 1);
+    b.width = std::int32_t(vectors * vector_), b.piece_products = std::int32_t(ceil_div(vectors, 2));
+    b.x_bytes = std::int32_t(16 * vectors * channels), b.y_bytes = std::int32_t(kPlaneChannels * pitch);
+    const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
+    b.y_next = std::int32_t(2 * vector), b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
+    b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.piece_products - 1) * b.x_next);
+    b.second = std::int32_t(vectors == 1 ? b.y_bytes : vector);
+    // The kind of swizzle, the distances of groups of eight rows and, without one, of the vectors of the reduction.
+    const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
+    b.x_layout = kind << 62 | std::uint64_t(8 * vectors) << 32 | std::uint64_t(vectors == 1 ? channels : 1) << 16;
+    b.row = std::int32_t(row_);
+    const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
+    const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
+    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
+    if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
+    plan.x.box[0] = b.width, plan.x.box[1] = std::int32_t(channels), plan.x.swizzle = std::int32_t(16 * vectors);
+    plan.y.box[0] = std::int32_t(pitch / size_), plan.y.box[1] = kPlaneChannels;
+    if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
+    if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
+    plan.workspace_bytes += packed_bytes_;
+  }
+
+  // Rows of whole vectors: [sample][channel][depth][height].
+  FusedWeightPackJob pack(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], BoxTensor& tensor) const {
+    const std::int64_t row = ceil_div(size[0], vector_), map = row * size[1] * size[2];
+    const std::int64_t strides[] = {map, row, row * size[1], map * channels};
+    for (int i = 0; i < 4; ++i) tensor.strides[i] = 16 * strides[i];
+    FusedWeightPackJob job{};
+    job.row_words = make_divisor(4 * row), job.height = make_divisor(size[1]), job.depth = make_divisor(size[2]);
+    job.channels = make_divisor(channels);
+    job.words = std::uint32_t(packed_words(channels, size)), job.width = std::int32_t(size[0]);
+    job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h;
+    std::int64_t next = s.h * size[1];
+    job.dense = size[1] > 1 && (size[2] == 1 || s.d == next);
+    next *= size[2];
+    job.dense = job.dense && (channels == 1 || s.c == next) && (p_.batch == 1 || s.n == next * channels);
+    return job;
+  }
+
+  BoxTensor tensor(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {
+    BoxTensor tensor{p_.dtype, {size[0], channels, size[1], size[2], p_.batch}, {s.c, s.h, s.d, s.n}, {1, 1, 1, 1, 1}, 16};
+    const std::int64_t row = ceil_div(size[0] * size_, 16) * 16;
+    for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? row : stride * size_;  // 0: of one element, never stepped
+    return tensor;
   }
 
   FusedWeightSumJob sum() const {

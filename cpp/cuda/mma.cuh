@@ -8,6 +8,7 @@
 //   sums (16 x 8): lane i holds columns 2 * (i % 4) and the next one, of row i / 4 and then of row i / 4 + 8
 #pragma once
 
+#include "box_map.h"
 #include "values.cuh"
 
 namespace upfold::cuda {
@@ -148,6 +149,8 @@ UPFOLD_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses to a sum across.
 UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
+// What is computed into a register that a product reads is computed before this line.
+UPFOLD_DEVICE void pin(std::uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
 // Keeps a register that a product reads from being another's up to here.
 UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
 
@@ -271,6 +274,16 @@ UPFOLD_DEVICE void copy_bulk(std::uint32_t to, const void* from, std::uint32_t b
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
+}
+// The box of a tensor that begins `at` its five axes, innermost first and outside it or not, to shared memory; they count for
+// the barrier. A swizzle of rows of 2^k vectors counts them from a multiple of 8 rows: vector v of row r lies at
+// v ^ (r * 2^k / 8 % 2^k), as the products below want it.
+UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int32_t (&at)[5], std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
+          "r"(to),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+      : "memory");
 }
 // Between ordinary stores to shared memory and the products of others that read them.
 UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

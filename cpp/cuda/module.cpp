@@ -129,18 +129,18 @@ py::tuple fused_input_work(const FusedInputCall& call) {
 
 using upfold::cuda::FusedWeightCall;
 
-// (taps, warps, channels, blocks of a multiprocessor) of each tile choice of the weight's gradient.
+// (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
 py::list fused_weight_tiles() {
   py::list tiles;
   for (const upfold::cuda::FusedWeightTileSize& t : upfold::cuda::fused_weight_tiles())
-    tiles.append(py::make_tuple(t.taps, t.warps, t.channels, t.blocks));
+    tiles.append(py::make_tuple(t.taps, t.warps, t.channels, t.blocks, t.boxes));
   return tiles;
 }
 
-// (blocks, steps of one, products and copies of a step)
+// (blocks, steps of one, products and copies, or bytes in boxes, of a step, bytes of x that are packed)
 py::tuple fused_weight_work(const FusedWeightCall& call) {
   const upfold::cuda::FusedWeightWork work = call.work();
-  return py::make_tuple(work.blocks, work.steps, work.products, work.copies);
+  return py::make_tuple(work.blocks, work.steps, work.products, work.copies, work.packed);
 }
 
 void fused_weight(const FusedWeightCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,

@@ -28,6 +28,9 @@ class _Rates(NamedTuple):
 
 
 _RATES = {4: _Rates(4.9, 1.6, 0.095, 0.423, 6.6e-4, 3.7e-7, 1.2e-6), 2: _Rates(8.3, 0.06, 0.89, 0.218, 2.9e-4, 3.5e-7, 1.0e-6)}
+# Of tiles whose operands the copy engine brings in boxes: `copy` is of a byte, `packed` of a byte of x that is packed first.
+_BOX_RATES = {4: _Rates(5.0, 3.0, 0.085, 0.146, 2.4e-5, 2.6e-7, 1.2e-6), 2: _Rates(5.0, 3.0, 0.085, 0.146, 2.4e-5, 2.6e-7, 1.0e-6)}
+_PACKED = 6e-7  # of a byte
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 
 
@@ -76,15 +79,16 @@ def predicted_seconds(problem: Problem, device: int) -> float:
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of blocks, whose steps multiply or wait for their copies."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    rates = _RATES[DTYPE_BYTES[problem.dtype]]
     predicted = {}
-    for config, (taps, warps, channels, together) in enumerate(cuda.module().fused_weight_tiles()):
+    for config, (taps, warps, channels, together, boxes) in enumerate(cuda.module().fused_weight_tiles()):
         needed = workspace_bytes(problem, config, device)
         if needed < 0:
             continue
-        blocks, steps, products, copies = call(problem, config, device).work
+        rates = (_BOX_RATES if boxes else _RATES)[DTYPE_BYTES[problem.dtype]]
+        blocks, steps, products, copies, packed = call(problem, config, device).work
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
-        predicted[config] = rates.call + max(time, problem.bytes * rates.byte) + needed * rates.partial
+        partial = (needed - packed) * rates.partial
+        predicted[config] = rates.call + max(time, problem.bytes * rates.byte) + partial + packed * _PACKED
     return predicted

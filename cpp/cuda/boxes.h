@@ -1,0 +1,25 @@
+// Descriptions of tensors for copies of boxes into shared memory, which one thread begins (compute capability 9.0).
+#pragma once
+
+#include "../problem.h"
+#include "box_map.h"
+
+namespace upfold::cuda {
+
+// Five axes, innermost first; the first is dense. float32 is rounded to TF32, to nearest, on the way; what a box has outside the
+// tensor is zero.
+struct BoxTensor {
+  Dtype dtype;  // float32, float16 or bfloat16
+  std::int64_t sizes[5];
+  std::int64_t strides[4];  // of the axes behind the first, in bytes: multiples of 16 below 2^40
+  std::int32_t box[5];      // at most 256 of each axis; the first is a multiple of 16 bytes
+  std::int32_t swizzle;     // bytes of the rows whose vectors change places (mma.cuh): 32, 64 or 128, those of the box; else 16
+};
+
+// Whether this build and the driver know such copies.
+bool can_copy_boxes();
+
+// `address` is a multiple of 16. Throws where the driver refuses.
+BoxMap describe_boxes(const BoxTensor& tensor, const void* address);
+
+}  // namespace upfold::cuda

@@ -1,0 +1,244 @@
+// The fused gradient of the weight where the copy engine brings the operands, box by box (compute capability 9.0). Its products
+// are those of fused_weight_kernel.cuh. A step is some pieces, each a run of neighbouring pixels of one row of x, all of the same
+// width: x of a piece is one box, [channel][pixel], swizzled where that is more than a vector; y of a piece and a plane is
+// another, [output channel][column], from the first pixel's first column on. Boxes end in zeros outside x and y, and float32 is
+// rounded to TF32 on the way, so that the warps that multiply have nothing else to do. One warp begins all copies.
+#pragma once
+
+#include "fused_weight_kernel.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kBoxMostStages = 8;
+constexpr int kBoxAlignment = 1024;  // bytes; of a stage: rows of 128 bytes change their vectors' places in groups of eight
+
+// Taps of a unit, input channels of a block, its warpgroups that multiply, blocks of a multiprocessor.
+template <int kTaps_, int kChannels_, int kWarpgroups_, int kBlocks_>
+struct FusedWeightBoxTile {
+  static constexpr int kTaps = kTaps_, kChannels = kChannels_, kBlocks = kBlocks_;
+  static constexpr int kColumns8 = kChannels / 8, kWarps = 4 * kWarpgroups_;
+  // Of the warp that copies, and of three idle ones beside it where it gives registers back: only a warpgroup does that.
+  static constexpr bool kSharesRegisters = kBlocks == 1;
+  static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
+  static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+  static_assert(!kSharesRegisters || kWarpgroups_ == 2, "what a launch gives, shared out anew");
+};
+
+// Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
+struct FusedWeightBoxes {
+  Divisor piece_copies;   // boxes of a piece: its planes' and x
+  std::uint64_t x_layout;  // the descriptor of x in a stage, without its address
+  std::int32_t width;      // pixels of a piece
+  std::int32_t row;        // pixels of a row of x where its rows are one run of pixels, else 0
+  std::int32_t piece_products;
+  std::int32_t x_bytes, y_bytes;  // of a box
+  // From a product to the next one of a piece, and to the first one of the next: y in bytes, x in 16 bytes.
+  std::int32_t y_next, y_turn, x_next, x_turn;
+  std::int32_t second;  // bytes in y from a product's first vector of pixels to its second
+};
+
+struct FusedWeightBoxBarriers {
+  std::uint64_t full[kBoxMostStages], empty[kBoxMostStages];
+};
+
+#if UPFOLD_WARPGROUPS
+template <typename Value, typename Tile, int kReads>
+struct FusedWeightBoxBlock {
+  using Sums = FusedWeightSums<Tile>;
+  using Rows = FusedWeightRows<Tile>;
+  const FusedWeightJob& job;
+  const FusedWeightBoxes& boxes;
+  const FusedWeightPlace& place;
+  const BoxMap &x, &y;
+  unsigned char* memory;  // the first stage
+  FusedWeightBoxBarriers& barriers;
+
+  // The output channel of a lane's first row: where pairs of words are read, half a warp at a time, the rows of a half are two
+  // apart, so that they lie in different banks at a distance of four words modulo 32.
+  static __device__ __forceinline__ std::int32_t own_row() {
+    const std::int32_t row = std::int32_t(threadIdx.x % 32 / 4);
+    return kReads == kPairs ? row % 4 * 2 + row / 4 : row;
+  }
+  // Bytes from a stage to the lane's first column: its unit, its row, its pixel.
+  __device__ __forceinline__ std::int32_t own_column() const {
+    const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
+    std::uint32_t plane = std::uint32_t(unit);
+    std::int32_t tap = std::int32_t(take(job.tap_units, plane)) * Tile::kTaps;
+    std::int32_t in_block = std::int32_t(plane) - place.first_plane;
+    if (unit >= job.units) in_block = 0, tap = 0;  // nothing is kept of it
+    return job.y_at + job.shift + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
+           (lane % 4 * job.stride[2] * (sizeof(Value) == 2 ? 2 : 1) + tap * job.dilation[2]) * std::int32_t(sizeof(Value));
+  }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kBoxMostStages; ++i) {
+        barrier_make(shared_address(&barriers.full[i]), 1);
+        barrier_make(shared_address(&barriers.empty[i]), Tile::kWarps);
+      }
+      barriers_made();
+    }
+    __syncthreads();  // the barriers are there
+  }
+
+  // Begins copy number `which` of a piece. Boxes begin at multiples of 16 bytes. In a run of rows a piece may so begin some pixels
+  // early and end behind its row, where y has no columns: zeros. Beyond the last piece lies no sample: zeros.
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::uint32_t in_step, std::uint32_t piece, std::uint32_t which,
+                                       std::uint32_t full) const {
+    constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize;
+    const std::int32_t pixel = std::int32_t(take(job.chunks, piece)) * boxes.width;
+    const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
+    const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel, early = boxes.row > 0 ? in_run % kVector : 0;
+    if (which == std::uint32_t(job.block_planes)) {
+      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel;
+      copy_box(stage + in_step * boxes.x_bytes, x, {in_run - early, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
+      return;
+    }
+    std::uint32_t sixteen = std::uint32_t(place.first_plane) + which, kd = take(job.row_taps, sixteen);
+    const std::int32_t kh = std::int32_t(take(job.kernel_h, kd));
+    const std::int32_t channel = std::int32_t(place.group) * job.out_channels + std::int32_t(sixteen) * kPlaneChannels;
+    const std::uint32_t to = stage + job.y_at + (which * job.rows.value + in_step) * boxes.y_bytes;
+    copy_box(to, y,
+             {(pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize, channel,
+              ih * job.stride[1] - job.pad[1] + kh * job.dilation[1],
+              id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample},
+             full);
+  }
+
+  __device__ __forceinline__ void copy_steps() const {
+    const std::uint32_t lane = threadIdx.x % 32, pieces = job.rows.value, copies = boxes.piece_copies.value * pieces;
+    const std::uint32_t bytes = pieces * std::uint32_t(boxes.x_bytes + job.block_planes * boxes.y_bytes);
+    FusedWeightRing ring{0, 1};  // every stage is empty at first
+#pragma unroll 1
+    for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
+      const std::uint32_t full = shared_address(&barriers.full[ring.at]);
+      barrier_wait(shared_address(&barriers.empty[ring.at]), std::uint32_t(ring.parity));
+      if (lane == 0) barrier_arrive_expecting(full, bytes);
+      __syncwarp();  // the bytes are expected
+#pragma unroll 1
+      for (std::uint32_t i = lane; i < copies; i += 32) {
+        std::uint32_t in_step = i;
+        const std::uint32_t which = take(boxes.piece_copies, in_step);
+        copy(shared_address(memory) + std::uint32_t(ring.at * job.stage_bytes), in_step, step * pieces + in_step, which, full);
+      }
+      __syncwarp();  // nobody waits for the next stage while others copy
+    }
+  }
+
+  __device__ __forceinline__ void read(Rows& rows, std::int32_t at) const {
+    const unsigned char *const first = memory + at, *const second = first + boxes.second;
+    const std::int32_t below = 8 * job.pitch;
+    read_word<Value, Tile, kReads, 0>(job, first, rows);
+    read_word<Value, Tile, kReads, 1>(job, first + below, rows);
+    read_word<Value, Tile, kReads, 2>(job, second, rows);
+    read_word<Value, Tile, kReads, 3>(job, second + below, rows);
+  }
+
+  // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
+  // nothing may be written that a product reads: the compiler would let it end first.
+  __device__ __forceinline__ void accumulate(Sums& sums) const {
+    const std::int32_t own = own_column(), products = job.products;
+    const std::uint32_t first = std::uint32_t(boxes.x_layout) + shared_address(memory) / 16, layout = boxes.x_layout >> 32;
+    FusedWeightRing ring{0, 0};
+#pragma unroll 1
+    for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
+      barrier_wait(shared_address(&barriers.full[ring.at]), std::uint32_t(ring.parity));
+      const std::int32_t stage = ring.at * job.stage_bytes;
+      std::uint32_t x_at = first + std::uint32_t(stage) / 16;
+      std::int32_t y_at = own + stage, inside = 0;
+      Rows rows;
+      read(rows, y_at);
+      advance(products - 1, inside, x_at, y_at);
+      std::uint32_t x_own = first + std::uint32_t(stage) / 16;
+#pragma unroll 1
+      for (std::int32_t left = products; left > 0; --left) {
+        Rows next;
+        read(next, y_at);
+        multiply_taps<Value, Tile>(sums, rows, std::uint64_t(layout) << 32 | x_own);
+        x_own = x_at;
+        advance(left - 2, inside, x_at, y_at);
+        warpgroup_wait<0>();
+        keep_rows<Tile>(rows);
+#pragma unroll
+        for (int i = 0; i < 4 * Tile::kTaps; ++i) rows[i / 4][i % 4] = next[i / 4][i % 4];
+      }
+      arrive(barriers.empty[ring.at]);
+    }
+    pin_sums<Tile>(sums);
+  }
+  // From a product to the next one of the step, `left` behind it; y stays where there is none.
+  __device__ __forceinline__ void advance(std::int32_t left, std::int32_t& inside, std::uint32_t& x_at, std::int32_t& y_at) const {
+    const bool turns = ++inside == boxes.piece_products;
+    inside = turns ? 0 : inside;
+    x_at += std::uint32_t(turns ? boxes.x_turn : boxes.x_next);
+    y_at += left <= 0 ? 0 : turns ? boxes.y_turn : boxes.y_next;
+  }
+
+  __device__ __forceinline__ void run(float* __restrict__ partial) const {
+    make_barriers();
+    if (threadIdx.x >= 32 * Tile::kWarps) {
+      if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
+      if (threadIdx.x < 32 * Tile::kWarps + 32) copy_steps();
+    } else {
+      if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
+      Sums sums = {};
+      accumulate(sums);
+      store_sums<Tile>(job, place, sums, own_row(), partial);
+    }
+  }
+};
+#endif
+
+template <typename Value, typename Tile, int kReads>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fused_weight_box_kernel(const __grid_constant__ FusedWeightJob job, const __grid_constant__ FusedWeightBoxes boxes,
+                            const __grid_constant__ BoxMap x, const __grid_constant__ BoxMap y, float* __restrict__ partial) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ FusedWeightBoxBarriers barriers;
+  unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kBoxAlignment;
+  const FusedWeightPlace place(job, Tile::kChannels, Tile::kWarps);
+  const FusedWeightBoxBlock<Value, Tile, kReads> block{job, boxes, place, x, y, first, barriers};
+  block.run(partial);
+#endif
+}
+
+// x or y with rows of a multiple of 16 bytes, where they are not: a thread writes some words of 4 bytes, 256 of them apart.
+struct FusedWeightPackJob {
+  Divisor row_words, height, depth, channels;
+  std::uint32_t words;  // 0: nothing is packed
+  std::int32_t width;   // elements of a row
+  bool dense;           // rows follow one another at the same distance
+  std::int64_t n, c, d, h;
+};
+constexpr int kPackThreads = 256, kPackWords = 4;
+
+template <typename Bits>
+__global__ void __launch_bounds__(kPackThreads)
+    fused_weight_pack_kernel(const __grid_constant__ FusedWeightPackJob job, const Bits* __restrict__ from,
+                             std::uint32_t* __restrict__ to) {
+  constexpr int kValues = 4 / int(sizeof(Bits));  // of a word
+  const std::uint32_t first = blockIdx.x * (kPackThreads * kPackWords) + threadIdx.x;
+  std::uint32_t packed[kPackWords] = {};
+#pragma unroll
+  for (int i = 0; i < kPackWords; ++i) {
+    std::uint32_t row = first + i * kPackThreads;
+    if (row >= job.words) continue;
+    const std::int32_t column = std::int32_t(take(job.row_words, row)) * kValues;
+    std::int64_t at = std::int64_t(row) * job.h;
+    if (!job.dense) {
+      const std::uint32_t h = take(job.height, row), d = take(job.depth, row), c = take(job.channels, row);
+      at = row * job.n + c * job.c + d * job.d + h * job.h;
+    }
+#pragma unroll
+    for (int v = 0; v < kValues; ++v) {
+      if (column + v < job.width) packed[i] |= std::uint32_t(from[at + column + v]) << (v * 16);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPackWords; ++i) {
+    if (first + i * kPackThreads < job.words) to[first + i * kPackThreads] = packed[i];
+  }
+}
+
+}  // namespace upfold::cuda

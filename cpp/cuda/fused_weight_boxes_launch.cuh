@@ -1,0 +1,62 @@
+// The kernels of the fused gradient of the weight whose operands the copy engine brings, for one type, and their launches.
+#pragma once
+
+#include "fused_weight_boxes.cuh"
+#include "fused_weight_launch.cuh"
+
+namespace upfold::cuda {
+
+// A tile's index, its kTaps, kChannels, kWarpgroups, kBlocks.
+#define UPFOLD_WEIGHT_BOX_TILES(DO, reads, Value)                                                                       \
+  reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1)                   \
+      reads(DO, 8, Value, 4, 64, 2, 1) reads(DO, 9, Value, 3, 32, 1, 3)
+
+#define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...)                             \
+  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>( \
+      const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes,             \
+      const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, float*);
+#define UPFOLD_INSTANTIATE_WEIGHT_BOXES(Value, reads) \
+  UPFOLD_WEIGHT_BOX_TILES(UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL, reads, Value)
+#define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits) \
+  template __global__ void fused_weight_pack_kernel<Bits>(const __grid_constant__ FusedWeightPackJob, const Bits*, \
+                                                                std::uint32_t*);
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+// The operand itself, or what is packed of it into the workspace, `at` bytes behind its beginning.
+template <typename Value>
+const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace, std::int64_t at) {
+  if (job.words == 0) return operand;
+  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  void* const to = static_cast<unsigned char*>(workspace) + at;
+  constexpr std::uint32_t kBlockWords = kPackThreads * kPackWords;
+  launch_kernel("fused", fused_weight_pack_kernel<Bits>, launch, (job.words + kBlockWords - 1) / kBlockWords, kPackThreads, job,
+                static_cast<const Bits*>(operand), static_cast<std::uint32_t*>(to));
+  return to;
+}
+
+template <typename Value>
+void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands) {
+  const auto partial = static_cast<float*>(operands.workspace);
+  const std::int64_t y_at = plan.partial_bytes + 4 * std::int64_t(plan.x_pack.words);
+  const void* const x = packed_operand<Value>(launch, plan.x_pack, operands.x, operands.workspace, plan.partial_bytes);
+  const void* const y = packed_operand<Value>(launch, plan.y_pack, operands.y, operands.workspace, y_at);
+  const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, y);
+  const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
+#define UPFOLD_RUN(index, kReads, type, ...)                                                              \
+  if (config == index && plan.reads == kReads)                                                            \
+    launch_grid("fused", fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>, launch, \
+                Grid{plan.blocks, plan.threads, bytes}, plan.job, plan.boxes, x_map, y_map, partial);
+  if constexpr (sizeof(Value) == 2) {
+    UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_HALF_READS, Value)
+  } else {
+    UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_FLOAT_READS, Value)
+  }
+#undef UPFOLD_RUN
+}
+
+}  // namespace upfold::cuda
+#endif
