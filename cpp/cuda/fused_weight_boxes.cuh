@@ -26,12 +26,14 @@ struct FusedWeightBoxTile {
 
 // Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
 struct FusedWeightBoxes {
-  Divisor piece_copies;   // boxes of a piece: its planes' and x
+  Divisor piece_copies;    // boxes of a piece: its planes' and x
   std::uint64_t x_layout;  // the descriptor of x in a stage, without its address
   std::int32_t width;      // pixels of a piece
   std::int32_t row;        // pixels of a row of x where its rows are one run of pixels, else 0
   std::int32_t piece_products;
-  std::int32_t x_bytes, y_bytes;  // of a box
+  std::int32_t x_rows, x_boxes;           // channels of a box, boxes of a piece
+  std::int32_t x_box, x_bytes;            // bytes of one, and from piece to piece
+  std::int32_t y_box, y_bytes;            // of y likewise
   // From a product to the next one of a piece, and to the first one of the next: y in bytes, x in 16 bytes.
   std::int32_t y_next, y_turn, x_next, x_turn;
   std::int32_t second;  // bytes in y from a product's first vector of pixels to its second
@@ -81,17 +83,28 @@ struct FusedWeightBoxBlock {
     __syncthreads();  // the barriers are there
   }
 
-  // Begins copy number `which` of a piece. Boxes begin at multiples of 16 bytes. In a run of rows a piece may so begin some pixels
-  // early and end behind its row, where y has no columns: zeros. Beyond the last piece lies no sample: zeros.
+  // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the stage
+  // held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
+  __device__ __forceinline__ std::int32_t channels_of(std::uint32_t which) const {
+    if (which >= std::uint32_t(job.block_planes)) {
+      return job.in_channels - place.first_channel - std::int32_t(which - job.block_planes) * boxes.x_rows;
+    }
+    return job.out_channels - std::int32_t(divide(job.row_taps, std::uint32_t(place.first_plane) + which)) * kPlaneChannels;
+  }
+
+  // Begins one copy of a piece. Boxes begin at multiples of 16 bytes. In a run of rows a piece may so begin some pixels early and
+  // end behind its row, where y has no columns: zeros. Beyond the last piece lies no sample: zeros.
   __device__ __forceinline__ void copy(std::uint32_t stage, std::uint32_t in_step, std::uint32_t piece, std::uint32_t which,
                                        std::uint32_t full) const {
     constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize;
     const std::int32_t pixel = std::int32_t(take(job.chunks, piece)) * boxes.width;
     const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
     const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel, early = boxes.row > 0 ? in_run % kVector : 0;
-    if (which == std::uint32_t(job.block_planes)) {
-      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel;
-      copy_box(stage + in_step * boxes.x_bytes, x, {in_run - early, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
+    if (which >= std::uint32_t(job.block_planes)) {
+      const std::int32_t box = std::int32_t(which) - job.block_planes;
+      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel + box * boxes.x_rows;
+      const std::uint32_t to = stage + in_step * boxes.x_bytes + box * boxes.x_box;
+      copy_box(to, x, {in_run - early, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
       return;
     }
     std::uint32_t sixteen = std::uint32_t(place.first_plane) + which, kd = take(job.row_taps, sixteen);
@@ -107,7 +120,10 @@ struct FusedWeightBoxBlock {
 
   __device__ __forceinline__ void copy_steps() const {
     const std::uint32_t lane = threadIdx.x % 32, pieces = job.rows.value, copies = boxes.piece_copies.value * pieces;
-    const std::uint32_t bytes = pieces * std::uint32_t(boxes.x_bytes + job.block_planes * boxes.y_bytes);
+    std::uint32_t bytes = 0;  // of a step
+    for (std::uint32_t which = 0; which < boxes.piece_copies.value; ++which) {
+      if (channels_of(which) > 0) bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
+    }
     FusedWeightRing ring{0, 1};  // every stage is empty at first
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
@@ -119,7 +135,8 @@ struct FusedWeightBoxBlock {
       for (std::uint32_t i = lane; i < copies; i += 32) {
         std::uint32_t in_step = i;
         const std::uint32_t which = take(boxes.piece_copies, in_step);
-        copy(shared_address(memory) + std::uint32_t(ring.at * job.stage_bytes), in_step, step * pieces + in_step, which, full);
+        const std::uint32_t stage = shared_address(memory) + std::uint32_t(ring.at * job.stage_bytes);
+        if (channels_of(which) > 0) copy(stage, in_step, step * pieces + in_step, which, full);
       }
       __syncwarp();  // nobody waits for the next stage while others copy
     }

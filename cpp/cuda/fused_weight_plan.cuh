@@ -8,7 +8,8 @@
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kMostCount = std::int64_t(1) << 30, kMostBox = 256;  // elements of an axis of a box
+constexpr std::int64_t kMostCount = std::int64_t(1) << 30, kMostBox = 256,  // elements of an axis of a box
+    kPlaneRows = kPlaneChannels, kPartRows = 32;  // channels of a box of x where they are not whole tiles
 constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10,
@@ -304,9 +305,13 @@ class Planner {
   void plan_boxes(FusedWeightPlan& plan) const {
     const std::int64_t vectors = cut_.row_vectors, pitch = this->pitch(cut_), channels = tile_.channels;
     FusedWeightBoxes& b = plan.boxes;
-    b.piece_copies = make_divisor(planes_ + 1);
     b.width = std::int32_t(vectors * vector_), b.piece_products = std::int32_t(ceil_div(vectors, 2));
-    b.x_bytes = std::int32_t(16 * vectors * channels), b.y_bytes = std::int32_t(kPlaneChannels * pitch);
+    const std::int64_t in_channels = in_channels_per_group(p_), y_rows = std::min(out_channels_per_group(p_), kPlaneRows);
+    b.x_rows = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
+    b.x_boxes = std::int32_t(ceil_div(std::min(channels, in_channels), b.x_rows)), b.x_box = std::int32_t(16 * vectors * b.x_rows);
+    b.x_bytes = std::int32_t(16 * vectors * channels);
+    b.y_box = std::int32_t(y_rows * pitch), b.y_bytes = std::int32_t(kPlaneChannels * pitch);
+    b.piece_copies = make_divisor(planes_ + b.x_boxes);
     const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
     b.y_next = std::int32_t(2 * vector), b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
     b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.piece_products - 1) * b.x_next);
@@ -319,8 +324,8 @@ class Planner {
     const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
     plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
     if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
-    plan.x.box[0] = b.width, plan.x.box[1] = std::int32_t(channels), plan.x.swizzle = std::int32_t(16 * vectors);
-    plan.y.box[0] = std::int32_t(pitch / size_), plan.y.box[1] = kPlaneChannels;
+    plan.x.box[0] = b.width, plan.x.box[1] = b.x_rows, plan.x.swizzle = std::int32_t(16 * vectors);
+    plan.y.box[0] = std::int32_t(pitch / size_), plan.y.box[1] = std::int32_t(y_rows);
     if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
     if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
     plan.workspace_bytes += packed_bytes_;
