@@ -59,9 +59,10 @@ BoxMap describe_boxes(const BoxTensor& tensor, const void* address) {
   cuuint32_t box[5], each[5];
   for (int i = 0; i < 5; ++i) sizes[i] = cuuint64_t(tensor.sizes[i]), box[i] = cuuint32_t(tensor.box[i]), each[i] = 1;
   for (int i = 0; i < 4; ++i) strides[i] = cuuint64_t(tensor.strides[i]);
+  const CUtensorMapL2promotion burst = tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
   const CUresult status = encode()(&map, type_of(tensor.dtype), 5, const_cast<void*>(address), sizes, strides, box, each,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), burst,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error(concat("cuTensorMapEncodeTiled failed with ", int(status), ": boxes of ", tensor.box[0], " x ",

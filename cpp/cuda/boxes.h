@@ -14,6 +14,7 @@ struct BoxTensor {
   std::int64_t strides[4];  // of the axes behind the first, in bytes: multiples of 16 below 2^40
   std::int32_t box[5];      // at most 256 of each axis; the first is a multiple of 16 bytes
   std::int32_t swizzle;     // bytes of the rows whose vectors change places (mma.cuh): 32, 64 or 128, those of the box; else 16
+  std::int32_t burst;       // bytes that the second-level cache reads at a time: 128 or 256
 };
 
 // Whether this build and the driver know such copies.

@@ -67,7 +67,8 @@ FusedWeightWork FusedWeightCall::work() const {
   const FusedWeightJob& job = plan_->job;
   if (plan_->boxes.width > 0) {
     const FusedWeightBoxes& boxes = plan_->boxes;
-    const std::int64_t piece = boxes.x_boxes * std::int64_t(boxes.x_box) + std::int64_t(job.block_planes) * boxes.y_box;
+    const std::int64_t x_boxes = std::int64_t(boxes.piece_copies.value) - job.block_planes;
+    const std::int64_t piece = x_boxes * boxes.x_box + std::int64_t(job.block_planes) * boxes.y_box;
     return {std::int64_t(plan_->blocks), job.length, job.products, piece * job.rows.value,
             4 * (std::int64_t(plan_->x_pack.words) + plan_->y_pack.words)};
   }

@@ -1,8 +1,8 @@
 // The fused gradient of the weight where the copy engine brings the operands, box by box (compute capability 9.0). Its products
 // are those of fused_weight_kernel.cuh. A step is some pieces, each a run of neighbouring pixels of one row of x, all of the same
-// width: x of a piece is one box, [channel][pixel], swizzled where that is more than a vector; y of a piece and a plane is
-// another, [output channel][column], from the first pixel's first column on. Boxes end in zeros outside x and y, and float32 is
-// rounded to TF32 on the way, so that the warps that multiply have nothing else to do. One warp begins all copies.
+// width: x of a piece is some boxes, [pixels][channel][pixel], swizzled where the last are more than a vector; y of a piece and a
+// plane is one, [output channel][column], from the first pixel's first column on. Boxes end in zeros outside x and y, and float32
+// is rounded to TF32 on the way, so that the warps that multiply have nothing else to do. One warp begins all copies.
 #pragma once
 
 #include "fused_weight_kernel.cuh"
@@ -26,15 +26,14 @@ struct FusedWeightBoxTile {
 
 // Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
 struct FusedWeightBoxes {
-  Divisor piece_copies;    // boxes of a piece: its planes' and x
-  std::uint64_t x_layout;  // the descriptor of x in a stage, without its address
-  std::int32_t width;      // pixels of a piece
-  std::int32_t row;        // pixels of a row of x where its rows are one run of pixels, else 0
-  std::int32_t piece_products;
-  std::int32_t x_rows, x_boxes;           // channels of a box, boxes of a piece
-  std::int32_t x_box, x_bytes;            // bytes of one, and from piece to piece
-  std::int32_t y_box, y_bytes;            // of y likewise
-  // From a product to the next one of a piece, and to the first one of the next: y in bytes, x in 16 bytes.
+  Divisor piece_copies, channel_boxes;  // boxes of a piece: its planes' and those of x; boxes of the same pixels of x
+  std::uint64_t x_layout;               // the descriptor of x in a stage, without its address
+  std::int32_t width, box_width;        // pixels of a piece, of a box
+  std::int32_t row;                     // pixels of a row of x where its rows are one run of pixels, else 0
+  std::int32_t piece_products, box_products;
+  std::int32_t box_channels;
+  std::int32_t x_box, x_bytes, y_box, y_bytes;  // bytes of a box; from the same pixels' first to the next, from piece to piece
+  // From a product to the next one, and to the first one of the next piece or box: y in bytes, x in 16 bytes.
   std::int32_t y_next, y_turn, x_next, x_turn;
   std::int32_t second;  // bytes in y from a product's first vector of pixels to its second
 };
@@ -87,7 +86,8 @@ struct FusedWeightBoxBlock {
   // held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
   __device__ __forceinline__ std::int32_t channels_of(std::uint32_t which) const {
     if (which >= std::uint32_t(job.block_planes)) {
-      return job.in_channels - place.first_channel - std::int32_t(which - job.block_planes) * boxes.x_rows;
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
+      return job.in_channels - place.first_channel - std::int32_t(take(boxes.channel_boxes, box)) * boxes.box_channels;
     }
     return job.out_channels - std::int32_t(divide(job.row_taps, std::uint32_t(place.first_plane) + which)) * kPlaneChannels;
   }
@@ -101,10 +101,13 @@ struct FusedWeightBoxBlock {
     const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
     const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel, early = boxes.row > 0 ? in_run % kVector : 0;
     if (which >= std::uint32_t(job.block_planes)) {
-      const std::int32_t box = std::int32_t(which) - job.block_planes;
-      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel + box * boxes.x_rows;
-      const std::uint32_t to = stage + in_step * boxes.x_bytes + box * boxes.x_box;
-      copy_box(to, x, {in_run - early, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
+      const std::int32_t part = std::int32_t(take(boxes.channel_boxes, box));
+      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel + part * boxes.box_channels;
+      const std::uint32_t boxes_before = in_step * std::uint32_t(boxes.piece_products / boxes.box_products) + box;
+      const std::uint32_t to = stage + boxes_before * boxes.x_bytes + part * boxes.x_box;
+      const std::int32_t first = in_run - early + std::int32_t(box) * boxes.box_width;
+      copy_box(to, x, {first, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
       return;
     }
     std::uint32_t sixteen = std::uint32_t(place.first_plane) + which, kd = take(job.row_taps, sixteen);
@@ -151,6 +154,20 @@ struct FusedWeightBoxBlock {
     read_word<Value, Tile, kReads, 3>(job, second + below, rows);
   }
 
+  // Where the rows of a product and their pixels of x lie.
+  struct Cursor {
+    std::int32_t y;  // bytes from the first stage
+    std::uint32_t x;  // the low half of the descriptor
+    std::int32_t in_piece, in_box;
+  };
+  // To the next product of a step, with `left` behind it; y stays where there is none.
+  __device__ __forceinline__ void advance(std::int32_t left, Cursor& at) const {
+    const bool piece_ends = ++at.in_piece == boxes.piece_products, box_ends = ++at.in_box == boxes.box_products;
+    at.in_piece = piece_ends ? 0 : at.in_piece, at.in_box = box_ends ? 0 : at.in_box;
+    at.x += std::uint32_t(box_ends ? boxes.x_turn : boxes.x_next);
+    at.y += left < 0 ? 0 : piece_ends ? boxes.y_turn : boxes.y_next;
+  }
+
   // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
   // nothing may be written that a product reads: the compiler would let it end first.
   __device__ __forceinline__ void accumulate(Sums& sums) const {
@@ -161,19 +178,18 @@ struct FusedWeightBoxBlock {
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
       barrier_wait(shared_address(&barriers.full[ring.at]), std::uint32_t(ring.parity));
       const std::int32_t stage = ring.at * job.stage_bytes;
-      std::uint32_t x_at = first + std::uint32_t(stage) / 16;
-      std::int32_t y_at = own + stage, inside = 0;
+      Cursor at{own + stage, first + std::uint32_t(stage) / 16, 0, 0};
+      std::uint32_t x_own = at.x;
       Rows rows;
-      read(rows, y_at);
-      advance(products - 1, inside, x_at, y_at);
-      std::uint32_t x_own = first + std::uint32_t(stage) / 16;
+      read(rows, at.y);
+      advance(products - 2, at);
 #pragma unroll 1
       for (std::int32_t left = products; left > 0; --left) {
         Rows next;
-        read(next, y_at);
+        read(next, at.y);
         multiply_taps<Value, Tile>(sums, rows, std::uint64_t(layout) << 32 | x_own);
-        x_own = x_at;
-        advance(left - 2, inside, x_at, y_at);
+        x_own = at.x;
+        advance(left - 3, at);
         warpgroup_wait<0>();
         keep_rows<Tile>(rows);
 #pragma unroll
@@ -182,13 +198,6 @@ struct FusedWeightBoxBlock {
       arrive(barriers.empty[ring.at]);
     }
     pin_sums<Tile>(sums);
-  }
-  // From a product to the next one of the step, `left` behind it; y stays where there is none.
-  __device__ __forceinline__ void advance(std::int32_t left, std::int32_t& inside, std::uint32_t& x_at, std::int32_t& y_at) const {
-    const bool turns = ++inside == boxes.piece_products;
-    inside = turns ? 0 : inside;
-    x_at += std::uint32_t(turns ? boxes.x_turn : boxes.x_next);
-    y_at += left <= 0 ? 0 : turns ? boxes.y_turn : boxes.y_next;
   }
 
   __device__ __forceinline__ void run(float* __restrict__ partial) const {

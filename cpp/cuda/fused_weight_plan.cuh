@@ -19,8 +19,13 @@ constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 1
 // What a step costs, in products of one unit-tile; and what a block costs beside its steps, in microseconds (H200).
 constexpr double kStepProducts = 0.7, kBlockMicroseconds = 3.0, kProductMicroseconds = 0.26, kSumBytesMicrosecond = 1.5e6;
 
-// Of boxes (H200): cycles of a product of 2048 sums, bytes that arrive in one, what a step takes beside; in a microsecond.
-constexpr double kProductCycles = 256, kBytesCycle = 24, kStepCycles = 150, kCyclesMicrosecond = 1755;
+// Of boxes (H200), in cycles: a product of 2048 sums; a row of a box, a vector of it, one of zeros because it lies outside; what a
+// step takes beside; a microsecond.
+constexpr double kProductCycles = 256, kRowCycles = 1.3, kVectorCycles = 0.5, kOutsideCycles = 1.8, kStepCycles = 150,
+                 kMicrosecondCycles = 1755;
+// How much longer all takes with two stages, or three, and what shared memory does, whose accesses also wait for one another.
+constexpr double kTwoStages = 1.2, kThreeStages = 1.05, kSharedWaits = 1.3;
+constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // of a piece, of a step
 
 int log_of(std::int64_t value) {
   int log = 0;
@@ -49,6 +54,7 @@ int lanes_of(std::int64_t pieces, int least, int most) {
 
 struct Cut {
   std::int64_t rows, row_vectors, chunks;
+  std::int64_t box_vectors, pitch;  // of boxes
 };
 
 class Planner {
@@ -97,7 +103,7 @@ class Planner {
         const std::int64_t chunks = ceil_div(all, vectors);
         if (ceil_div(all, chunks) != vectors) continue;
         for (std::int64_t rows = 1; rows * vectors <= kStepVectors && (rows == 1 || chunks == 1) && rows <= total_rows; ++rows) {
-          const Cut cut{rows, vectors, chunks};
+          const Cut cut{rows, vectors, chunks, 0, 0};
           if (stages * stage_bytes(cut) > planned) continue;
           const double cost = double(ceil_div(total_rows, rows) * chunks) * (double(products(cut)) + kStepProducts);
           if (best < 0 || cost < best) best = cost, cut_ = cut;
@@ -114,31 +120,42 @@ class Planner {
     return stages_ >= 2 && steps_ <= kMostCount;
   }
 
-  // Pieces of the width that takes least time, for products or for bytes, and as many in a step as leave four stages.
+  // The boxes, pieces and steps that take least time.
   bool cut_boxes(const SharedMemory& shared) {
     if (!boxes_fit()) return false;
     const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
-    const std::int64_t all = ceil_div(p_.in_w + early_, vector_), total_rows = p_.batch * p_.in_d * p_.in_h;
+    const std::int64_t all = ceil_div(p_.in_w + early_, vector_);
     double best = -1;
     for (std::int64_t vectors = 8; vectors >= 1; vectors /= 2) {
-      const std::int64_t least = vectors == 1 ? 2 : 1;  // a product takes two vectors
-      Cut cut{least, vectors, ceil_div(all, vectors)};
-      const std::int64_t piece = ceil_div(stage_bytes(cut), least), pieces = total_rows * cut.chunks;
-      if (pitch(cut) > kMostBox * size_ || 2 * stage_bytes(cut) > planned || pieces > kMostCount) continue;
-      const double product = kProductCycles * sums(), arrival = double(piece * tile_.blocks) / kBytesCycle;
-      const double cycles = std::max(double(vectors) / 2 * product, arrival);  // of the blocks of a multiprocessor together
-      cut.rows = std::min({planned / (4 * piece), pieces, std::int64_t(32) / (planes_ + 1)});
-      cut.rows = std::max(cut.rows / least * least, least);
-      const double step = double(cut.rows) * cycles + kStepCycles, cost = double(ceil_div(pieces, cut.rows)) * step;
-      if (best >= 0 && cost >= best) continue;
-      best = cost, cut_ = cut, steps_ = ceil_div(pieces, cut.rows);
-      step_microseconds_ = step / kCyclesMicrosecond;
+      const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
+      for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
+        Cut cut{1, vectors * boxes, ceil_div(all, vectors * boxes), vectors, 0};
+        const std::int64_t least = least_pitch(cut);
+        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
+          choose_pieces(cut, planned, best);
+        }
+      }
     }
     if (best < 0) return false;
     const std::int64_t allowed =
         std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
     stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes(cut_));
     return stages_ >= 2;
+  }
+  void choose_pieces(Cut cut, std::int64_t planned, double& best) {
+    const std::int64_t pieces = p_.batch * p_.in_d * p_.in_h * cut.chunks;
+    if (pieces > kMostCount) return;
+    const double piece = row_cycles(cut) / double(cut.chunks);
+    const std::int64_t least = cut.box_vectors == 1 ? 2 : 1;  // a product takes two vectors
+    const std::int64_t copies = planes_ + ceil_div(cut.row_vectors, cut.box_vectors);
+    for (cut.rows = least; cut.rows <= kMostPieces; cut.rows += least) {
+      const std::int64_t stages = planned / stage_bytes(cut), steps = ceil_div(pieces, cut.rows);
+      if (stages < 2 || (cut.rows > least && (steps * (cut.rows - least) >= pieces || cut.rows * copies > kMostCopies))) return;
+      const double step = double(cut.rows) * piece + kStepCycles;
+      const double cost = double(steps) * step * (stages == 2 ? kTwoStages : stages == 3 ? kThreeStages : 1.0);
+      if (best >= 0 && cost >= best) continue;
+      best = cost, cut_ = cut, steps_ = steps, step_microseconds_ = step / kMicrosecondCycles;
+    }
   }
 
   // Parts of the reduction: as many as keep the blocks of a large device busy in whole waves.
@@ -215,25 +232,60 @@ class Planner {
     return shift_ + (cut.row_vectors * vector_ - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1;
   }
 
-  // Bytes between rows: as few as meet in the fewest banks when eight rows and four lanes of each are read.
-  std::int64_t pitch(const Cut& cut) const {
-    // Taps beyond the kernel are read too, and the words behind a pair of values.
+  // Bytes of a row of y that are read: taps beyond the kernel too, and the words behind a pair of values.
+  std::int64_t least_pitch(const Cut& cut) const {
     const std::int64_t behind = tile_.boxes && size_ == 4 ? 0 : 8 / size_;
     const std::int64_t read = columns(cut) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + behind;
-    const std::int64_t least = ceil_div(read * size_, 16) * 16;
-    // Pairs are read half a warp at a time; the rows of a half are two apart in boxes.
+    return ceil_div(read * size_, 16) * 16;
+  }
+  // How many lanes meet in a bank when eight rows and four lanes of each are read; pairs are read half a warp at a time, whose rows
+  // are two apart in boxes.
+  int conflicts(std::int64_t bytes) const {
     const int words = reads_ == kPairs ? 2 : 1, rows = 8 / words, apart = tile_.boxes ? words : 1;
+    int banks[32] = {}, most = 0;
+    for (int row = 0; row < rows; ++row)
+      for (int lane = 0; lane < 4; ++lane)
+        for (int word = 0; word < words; ++word)
+          most = std::max(most, ++banks[(row * apart * (bytes / 4) + lane * w_.stride % 32 + word) % 32]);
+    return most;
+  }
+  // Bytes between rows: as few as meet in the fewest banks.
+  std::int64_t pitch(const Cut& cut) const {
+    if (tile_.boxes) return cut.pitch;
+    const std::int64_t least = least_pitch(cut);
     std::int64_t best = least;
     int fewest = 99;
     for (std::int64_t bytes = least; bytes < least + 128; bytes += 16) {
-      int banks[32] = {}, most = 0;
-      for (int row = 0; row < rows; ++row)
-        for (int lane = 0; lane < 4; ++lane)
-          for (int word = 0; word < words; ++word)
-            most = std::max(most, ++banks[(row * apart * (bytes / 4) + lane * w_.stride % 32 + word) % 32]);
+      const int most = conflicts(bytes);
       if (most < fewest) fewest = most, best = bytes;
     }
     return best;
+  }
+
+  // Vectors of y outside it that the boxes of a row of x have, in each row of a box.
+  std::int64_t vectors_outside(const Cut& cut) const {
+    const std::int64_t step = cut.row_vectors * vector_ * w_.stride, columns = cut.pitch / size_, begin = -w_.pad - shift_;
+    std::int64_t outside = 0;
+    for (std::int64_t i = 0; i < cut.chunks && begin + i * step < 0; ++i) outside += std::min(columns, -(begin + i * step));
+    for (std::int64_t i = cut.chunks - 1; i >= 0 && begin + i * step + columns > w_.out; --i)
+      outside += std::min(columns, begin + i * step + columns - w_.out);
+    return ceil_div(outside, vector_);
+  }
+  // Cycles of a multiprocessor for the pieces of one row of x, of the same of all its blocks: of products, of the copy engine, which
+  // takes its time for each row of a box, or of shared memory, where products read x, rows are read and copies arrive.
+  double row_cycles(const Cut& cut) const {
+    const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors), blocks = tile_.blocks;
+    const double x_rows = double(std::min<std::int64_t>(tile_.channels, in_channels_per_group(p_)));
+    const double y_rows = double(std::min(planes_, units_ / tap_units_) * std::min(kPlaneRows, out_channels_per_group(p_)));
+    const double x_outside = row_ > 0 ? 0 : vectors - double(ceil_div(p_.in_w, vector_));
+    const double x_engine = vectors / double(cut.box_vectors) * kRowCycles + vectors * kVectorCycles + x_outside * kOutsideCycles;
+    const double y_engine =
+        chunks * (kRowCycles + double(cut.pitch) / 16 * kVectorCycles) + double(vectors_outside(cut)) * kOutsideCycles;
+    const double engine = blocks * (x_rows * x_engine + y_rows * y_engine);
+    const double reads = vectors / 2 * double(4 * tile_.taps * tile_.warps * conflicts(cut.pitch));
+    const double x_reads = vectors / 2 * double(tile_.taps * tile_.warps * tile_.channels) / 16;
+    const double arrivals = (x_rows * vectors * 16 + y_rows * chunks * double(cut.pitch)) / 128;
+    return std::max({engine, vectors / 2 * kProductCycles * sums(), kSharedWaits * blocks * (reads + x_reads + arrivals)});
   }
 
   std::int64_t x_bytes(const Cut& cut) const { return 2 * products(cut) * (16 * tile_.channels + (tile_.boxes ? 0 : 16)); }
@@ -303,18 +355,19 @@ class Planner {
   }
 
   void plan_boxes(FusedWeightPlan& plan) const {
-    const std::int64_t vectors = cut_.row_vectors, pitch = this->pitch(cut_), channels = tile_.channels;
+    const std::int64_t vectors = cut_.box_vectors, channels = tile_.channels, in_channels = in_channels_per_group(p_);
+    const std::int64_t boxes = cut_.row_vectors / vectors, y_rows = std::min(out_channels_per_group(p_), kPlaneRows);
     FusedWeightBoxes& b = plan.boxes;
-    b.width = std::int32_t(vectors * vector_), b.piece_products = std::int32_t(ceil_div(vectors, 2));
-    const std::int64_t in_channels = in_channels_per_group(p_), y_rows = std::min(out_channels_per_group(p_), kPlaneRows);
-    b.x_rows = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
-    b.x_boxes = std::int32_t(ceil_div(std::min(channels, in_channels), b.x_rows)), b.x_box = std::int32_t(16 * vectors * b.x_rows);
-    b.x_bytes = std::int32_t(16 * vectors * channels);
-    b.y_box = std::int32_t(y_rows * pitch), b.y_bytes = std::int32_t(kPlaneChannels * pitch);
-    b.piece_copies = make_divisor(planes_ + b.x_boxes);
+    b.width = std::int32_t(cut_.row_vectors * vector_), b.box_width = std::int32_t(vectors * vector_);
+    b.piece_products = std::int32_t(ceil_div(cut_.row_vectors, 2)), b.box_products = std::int32_t(ceil_div(vectors, 2));
+    b.box_channels = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
+    b.channel_boxes = make_divisor(ceil_div(std::min(channels, in_channels), std::int64_t(b.box_channels)));
+    b.piece_copies = make_divisor(planes_ + boxes * b.channel_boxes.value);
+    b.x_box = std::int32_t(16 * vectors * b.box_channels), b.x_bytes = std::int32_t(16 * vectors * channels);
+    b.y_box = std::int32_t(y_rows * cut_.pitch), b.y_bytes = std::int32_t(kPlaneChannels * cut_.pitch);
     const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
     b.y_next = std::int32_t(2 * vector), b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
-    b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.piece_products - 1) * b.x_next);
+    b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.box_products - 1) * b.x_next);
     b.second = std::int32_t(vectors == 1 ? b.y_bytes : vector);
     // The kind of swizzle, the distances of groups of eight rows and, without one, of the vectors of the reduction.
     const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
@@ -324,8 +377,10 @@ class Planner {
     const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
     plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
     if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
-    plan.x.box[0] = b.width, plan.x.box[1] = b.x_rows, plan.x.swizzle = std::int32_t(16 * vectors);
-    plan.y.box[0] = std::int32_t(pitch / size_), plan.y.box[1] = std::int32_t(y_rows);
+    plan.x.box[0] = b.box_width, plan.x.box[1] = b.box_channels, plan.x.swizzle = std::int32_t(16 * vectors);
+    plan.y.box[0] = std::int32_t(cut_.pitch / size_), plan.y.box[1] = std::int32_t(y_rows);
+    // What one block alone reads comes from memory: there longer bursts pay, elsewhere the second-level cache is the limit.
+    plan.x.burst = plan.y.burst = channel_tiles_ * unit_tiles_ == 1 ? 256 : 128;
     if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
     if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
     plan.workspace_bytes += packed_bytes_;
@@ -349,7 +404,7 @@ class Planner {
   }
 
   BoxTensor tensor(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {
-    BoxTensor tensor{p_.dtype, {size[0], channels, size[1], size[2], p_.batch}, {s.c, s.h, s.d, s.n}, {1, 1, 1, 1, 1}, 16};
+    BoxTensor tensor{p_.dtype, {size[0], channels, size[1], size[2], p_.batch}, {s.c, s.h, s.d, s.n}, {1, 1, 1, 1, 1}, 16, 128};
     const std::int64_t row = ceil_div(size[0] * size_, 16) * 16;
     for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? row : stride * size_;  // 0: of one element, never stepped
     return tensor;
