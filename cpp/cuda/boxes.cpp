@@ -7,13 +7,13 @@
 
 #include "../error.h"
 
-#if CUDART_VERSION >= 12000
+#if CUDART_VERSION >= 12000 && __has_include(<cuda.h>)
 #include <cuda.h>
 #endif
 
 namespace upfold::cuda {
 
-#if CUDART_VERSION >= 12000
+#if CUDART_VERSION >= 12000 && __has_include(<cuda.h>)
 namespace {
 
 using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -25,7 +25,8 @@ Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
 #else
   const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
 #endif
@@ -59,11 +60,12 @@ BoxMap describe_boxes(const BoxTensor& tensor, const void* address) {
   cuuint32_t box[5], each[5];
   for (int i = 0; i < 5; ++i) sizes[i] = cuuint64_t(tensor.sizes[i]), box[i] = cuuint32_t(tensor.box[i]), each[i] = 1;
   for (int i = 0; i < 4; ++i) strides[i] = cuuint64_t(tensor.strides[i]);
-  const CUtensorMapL2promotion burst = tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  const CUtensorMapL2promotion burst =
+      tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
-  const CUresult status = encode()(&map, type_of(tensor.dtype), 5, const_cast<void*>(address), sizes, strides, box, each,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), burst,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode()(&map, type_of(tensor.dtype), 5, const_cast<void*>(address), sizes, strides, box, each,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), burst, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error(concat("cuTensorMapEncodeTiled failed with ", int(status), ": boxes of ", tensor.box[0], " x ",
                                     tensor.box[1], " in ", tensor.sizes[0], " x ", tensor.sizes[1], " of ", tensor.strides[0],

@@ -65,17 +65,13 @@ std::int64_t FusedWeightCall::workspace_bytes() const { return plan_ == nullptr 
 FusedWeightWork FusedWeightCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedWeightJob& job = plan_->job;
-  if (plan_->boxes.width > 0) {
-    const FusedWeightBoxes& boxes = plan_->boxes;
-    const std::int64_t x_boxes = std::int64_t(boxes.piece_copies.value) - job.block_planes;
-    const std::int64_t piece = x_boxes * boxes.x_box + std::int64_t(job.block_planes) * boxes.y_box;
-    return {std::int64_t(plan_->blocks), job.length, job.products, piece * job.rows.value,
-            4 * (std::int64_t(plan_->x_pack.words) + plan_->y_pack.words)};
-  }
+  const std::int64_t packed = 4 * (std::int64_t(plan_->x_pack.words) + plan_->y_pack.words);
+  if (plan_->boxes.width > 0) return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
   return {std::int64_t(plan_->blocks), job.length, job.products,
-          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain), 0};
+          copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain),
+          0};
 }
 
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

@@ -15,8 +15,8 @@ struct FusedWeightTileSize {
 std::vector<FusedWeightTileSize> fused_weight_tiles();
 
 // What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
-// takes, one of two bytes counted as four of more, or bytes where they come in boxes; bytes of x and y
-// that are packed first.
+// takes, one of two bytes counted as four of more, or where they come in boxes the cycles that these take; bytes of x and y that
+// are packed first.
 struct FusedWeightWork {
   std::int64_t blocks, steps, products, copies, packed;
 };

@@ -82,8 +82,8 @@ struct FusedWeightBoxBlock {
     __syncthreads();  // the barriers are there
   }
 
-  // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the stage
-  // held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
+  // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the
+  // stage held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
   __device__ __forceinline__ std::int32_t channels_of(std::uint32_t which) const {
     if (which >= std::uint32_t(job.block_planes)) {
       std::uint32_t box = which - std::uint32_t(job.block_planes);
@@ -99,7 +99,8 @@ struct FusedWeightBoxBlock {
     constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize;
     const std::int32_t pixel = std::int32_t(take(job.chunks, piece)) * boxes.width;
     const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
-    const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel, early = boxes.row > 0 ? in_run % kVector : 0;
+    const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel,
+                       early = boxes.row > 0 ? in_run % kVector : 0;
     if (which >= std::uint32_t(job.block_planes)) {
       std::uint32_t box = which - std::uint32_t(job.block_planes);
       const std::int32_t part = std::int32_t(take(boxes.channel_boxes, box));
@@ -125,7 +126,8 @@ struct FusedWeightBoxBlock {
     const std::uint32_t lane = threadIdx.x % 32, pieces = job.rows.value, copies = boxes.piece_copies.value * pieces;
     std::uint32_t bytes = 0;  // of a step
     for (std::uint32_t which = 0; which < boxes.piece_copies.value; ++which) {
-      if (channels_of(which) > 0) bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
+      if (channels_of(which) > 0)
+        bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
     }
     FusedWeightRing ring{0, 1};  // every stage is empty at first
 #pragma unroll 1
@@ -156,7 +158,7 @@ struct FusedWeightBoxBlock {
 
   // Where the rows of a product and their pixels of x lie.
   struct Cursor {
-    std::int32_t y;  // bytes from the first stage
+    std::int32_t y;   // bytes from the first stage
     std::uint32_t x;  // the low half of the descriptor
     std::int32_t in_piece, in_box;
   };

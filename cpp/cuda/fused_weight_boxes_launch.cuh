@@ -7,19 +7,18 @@
 namespace upfold::cuda {
 
 // A tile's index, its kTaps, kChannels, kWarpgroups, kBlocks.
-#define UPFOLD_WEIGHT_BOX_TILES(DO, reads, Value)                                                                       \
-  reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1)                   \
+#define UPFOLD_WEIGHT_BOX_TILES(DO, reads, Value)                                                     \
+  reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1) \
       reads(DO, 8, Value, 4, 64, 2, 1) reads(DO, 9, Value, 3, 32, 1, 3)
 
-#define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...)                             \
-  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>( \
-      const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes,             \
-      const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, float*);
-#define UPFOLD_INSTANTIATE_WEIGHT_BOXES(Value, reads) \
-  UPFOLD_WEIGHT_BOX_TILES(UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL, reads, Value)
-#define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits) \
+#define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...)                                                 \
+  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>(                     \
+      const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes, const __grid_constant__ BoxMap, \
+      const __grid_constant__ BoxMap, float*);
+#define UPFOLD_INSTANTIATE_WEIGHT_BOXES(Value, reads) UPFOLD_WEIGHT_BOX_TILES(UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL, reads, Value)
+#define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits)                                                                       \
   template __global__ void fused_weight_pack_kernel<Bits>(const __grid_constant__ FusedWeightPackJob, const Bits*, \
-                                                                std::uint32_t*);
+                                                          std::uint32_t*);
 
 }  // namespace upfold::cuda
 
@@ -28,7 +27,8 @@ namespace upfold::cuda {
 
 // The operand itself, or what is packed of it into the workspace, `at` bytes behind its beginning.
 template <typename Value>
-const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace, std::int64_t at) {
+const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace,
+                           std::int64_t at) {
   if (job.words == 0) return operand;
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   void* const to = static_cast<unsigned char*>(workspace) + at;

@@ -56,6 +56,7 @@ struct FusedWeightPlan {
   std::int64_t parts, partial_bytes, workspace_bytes;
   // Of tiles whose operands the copy engine brings; they may have to be packed behind the partial sums first, x and then y.
   FusedWeightBoxes boxes;
+  std::int64_t engine_cycles;  // of a step of a block, as planned
   BoxTensor x, y;
   FusedWeightPackJob x_pack, y_pack;
 };

@@ -280,8 +280,8 @@ UPFOLD_DEVICE void copy_bulk(std::uint32_t to, const void* from, std::uint32_t b
 // v ^ (r * 2^k / 8 % 2^k), as the products below want it.
 UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int32_t (&at)[5], std::uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::
-          "r"(to),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];" ::"r"(to),
       "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
       : "memory");
 }

@@ -137,7 +137,7 @@ py::list fused_weight_tiles() {
   return tiles;
 }
 
-// (blocks, steps of one, products and copies, or bytes in boxes, of a step, bytes of x that are packed)
+// (blocks, steps of one, products and copies of a step, bytes that are packed)
 py::tuple fused_weight_work(const FusedWeightCall& call) {
   const upfold::cuda::FusedWeightWork work = call.work();
   return py::make_tuple(work.blocks, work.steps, work.products, work.copies, work.packed);

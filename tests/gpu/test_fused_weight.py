@@ -13,7 +13,7 @@ from gpu import missing
 from oracle import assert_exact, dtype_name, error_figure, exact_like, geometry_arguments, reference_gradients
 from test_rounding import compute_type
 from upfold import cases, dispatch, execute
-from upfold.algorithms import REGISTRY
+from upfold.algorithms import REGISTRY, cuda, fused_weight
 from upfold.dispatch import use_config
 
 reason = missing()
@@ -101,6 +101,58 @@ def test_any_alignment(elements, name, dtype, device):
     expected = want(case, x, g)
     for config in configs(case, x, g, device):
         assert_exact(gradient(case, x, g, config), expected, f"config {config}")
+
+
+def layer(**fields):
+    """A small layer, 2-D unless its fields say otherwise."""
+    plain = {"batch": 2, "padding": (0, 0), "output_padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    return dataclasses.replace(cases.find("k2s2"), **{**plain, **fields})
+
+
+def box_tiles(case, x, g, device):
+    """The tiles whose operands the copy engine brings, with the bytes that they pack first; skips where there is none."""
+    if cuda.module().code_capability(cuda.index(device)) < 90:
+        pytest.skip("compute capability 9.0 brought the copy engine")
+    problem = describe(case, x, g)
+    tiles = [config for config in FUSED.configs(problem, device) if cuda.module().fused_weight_tiles()[config][4]]
+    return {config: fused_weight.call(problem, config, cuda.index(device)).work[4] for config in tiles}
+
+
+# Rows of x and y at multiples of 16 bytes, in pieces of some boxes and of one; rows of x as one run of pixels; x, y, both packed.
+BOXED = {
+    "rows": (layer(in_channels=130, out_channels=40, in_size=(3, 48), kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)), False),
+    "narrow": (layer(in_channels=64, out_channels=20, in_size=(5, 8), kernel_size=(2, 2), stride=(2, 2)), False),
+    "run": (layer(in_channels=160, out_channels=40, in_size=(6, 28), kernel_size=(2, 2), stride=(2, 2)), False),
+    "x": (layer(in_channels=24, out_channels=16, in_size=(5, 37), kernel_size=(8, 8), stride=(8, 8)), True),
+    "y": (layer(in_channels=24, out_channels=16, in_size=(5, 16), kernel_size=(3, 3), stride=(1, 1)), True),
+    "both": (layer(in_channels=70, out_channels=3, in_size=(4, 13), kernel_size=(3, 3), stride=(2, 2)), True),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("what", BOXED)
+def test_boxes_are_exact(what, dtype, device):
+    case, packs = BOXED[what]
+    x, g = exact_operands(case, dtype, device)
+    tiles, expected = box_tiles(case, x, g, device), want(case, x, g)
+    assert tiles
+    for config, packed in tiles.items():
+        assert (packed > 0) == packs, f"config {config}"
+        assert_exact(gradient(case, x, g, config), expected, f"config {config}")
+
+
+def test_a_nan_stays_in_its_channel_where_boxes_end_in_neighbours(device):
+    """In a run of rows a box holds pixels of the rows before and behind."""
+    case = BOXED["run"][0]
+    case = dataclasses.replace(case, in_size=(6, 14))
+    x, g = exact_operands(case, torch.float32, device)
+    expected = want(case, x, g)
+    x[1, 5, 2, 13] = x[0, 9, 3, 0] = math.nan
+    for config in box_tiles(case, x, g, device):
+        got = gradient(case, x, g, config).cpu()
+        assert got[[5, 9]].isnan().all(), config
+        rest = [channel for channel in range(case.in_channels) if channel not in (5, 9)]
+        assert torch.equal(got[rest].double(), expected[rest]), config
 
 
 @DTYPES

@@ -13,24 +13,28 @@ from . import cuda
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to the tiles of 48 layers on an H200 (19 and 24 % off, root mean square).
+    """What predicts the microseconds of a call: fitted to tiles of layers on an H200.
 
-    They order tiles and are compared with other methods; they are no rates of the device.
+    Where threads copy, to those of 48 layers (19 and 24 % off in root mean square, float32 and 16-bit values); where the copy
+    engine brings the operands in boxes, to all of 41 layers (11 %) and of 16 (14 %). They order tiles and are compared with other
+    methods; they are no rates of the device.
     """
 
     call: float
     wave: float  # of blocks, beside their steps
     step: float
     product: float  # of a step, of 2048 sums of the warps of a multiprocessor
-    copy: float  # of a step
+    copy: float  # of a step; of boxes, a cycle of theirs as planned
     byte: float  # of the operands, at the least
     partial: float  # of a byte of partial sums
+    packed: float = 0.0  # of a byte of an operand that is packed first
 
 
 _RATES = {4: _Rates(4.9, 1.6, 0.095, 0.423, 6.6e-4, 3.7e-7, 1.2e-6), 2: _Rates(8.3, 0.06, 0.89, 0.218, 2.9e-4, 3.5e-7, 1.0e-6)}
-# Of tiles whose operands the copy engine brings in boxes: `copy` is of a byte, `packed` of a byte of x that is packed first.
-_BOX_RATES = {4: _Rates(5.0, 3.0, 0.085, 0.146, 2.4e-5, 2.6e-7, 1.2e-6), 2: _Rates(5.0, 3.0, 0.085, 0.146, 2.4e-5, 2.6e-7, 1.0e-6)}
-_PACKED = 6e-7  # of a byte
+_BOX_RATES = {
+    4: _Rates(6.5, 0.0, 0.241, 0.216, 4.02e-4, 2.92e-7, 9.12e-7, 9.64e-7),
+    2: _Rates(3.84, 0.0, 0.487, 0.204, 3.41e-4, 3.62e-7, 1.19e-6, 1.14e-6),
+}
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 
 
@@ -65,7 +69,7 @@ def configs(problem: Problem, device: int) -> Sequence[int]:
 
 @lru_cache(maxsize=4096)
 def workspace_bytes(problem: Problem, config: int, device: int) -> int:
-    """Bytes of the partial sums, or -1 where the tile does not fit."""
+    """Bytes of the partial sums and of packed operands, or -1 where the tile does not fit."""
     needed: int = call(problem, config, device).workspace_bytes
     return needed
 
@@ -89,6 +93,6 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
-        partial = (needed - packed) * rates.partial
-        predicted[config] = rates.call + max(time, problem.bytes * rates.byte) + partial + packed * _PACKED
+        scratch = (needed - packed) * rates.partial + packed * rates.packed
+        predicted[config] = rates.call + max(time, problem.bytes * rates.byte) + scratch
     return predicted

@@ -1,0 +1,220 @@
+// How the fused gradient of the weight cuts a problem into boxes, pieces and steps (fused_weight_boxes.cuh).
+#pragma once
+
+#include "fused_weight_planner.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kBoxStaticBytes = sizeof(FusedWeightBoxBarriers) + kBoxAlignment;
+
+// In cycles (H200): a product of 2048 sums; a row of a box, a vector of it, one of zeros because it lies outside; what a step
+// takes beside; a microsecond.
+constexpr double kProductCycles = 256, kRowCycles = 1.3, kVectorCycles = 0.5, kOutsideCycles = 1.8, kStepCycles = 150,
+                 kMicrosecondCycles = 1755;
+// How much longer all takes with two stages, or three, and what shared memory does, whose accesses also wait for one another.
+constexpr double kTwoStages = 1.2, kThreeStages = 1.05, kSharedWaits = 1.3;
+constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // of a piece, of a step
+constexpr std::int64_t kMostBox = 256;                                       // elements of an axis of a box
+constexpr std::int64_t kPlaneRows = kPlaneChannels, kPartRows = 32;          // channels of a box of x that is no whole tile
+
+// A piece is some boxes of x next to one another, of so many vectors each; y has `pitch` bytes between rows.
+struct BoxCut : WeightCut {
+  std::int64_t box_vectors, pitch;
+};
+
+class BoxPlanner : public WeightPlanner {
+ public:
+  BoxPlanner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment)
+      : WeightPlanner(p, tile, 16), aligned_(alignment >= 16) {
+    const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
+    reads_ = size_ == 2 ? half_reads() : pairs ? kPairs : kAny;
+  }
+
+  // The boxes, pieces and steps that take least time.
+  bool cut(const SharedMemory& shared) {
+    if (!aligned_ || !boxes_fit()) return false;
+    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
+    const std::int64_t all = ceil_div(p_.in_w + early_, vector_);
+    double best = -1;
+    for (std::int64_t vectors = 8; vectors >= 1; vectors /= 2) {
+      const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
+      for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
+        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 0};
+        const std::int64_t least = least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
+        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
+          choose_pieces(cut, planned, best);
+        }
+      }
+    }
+    if (best < 0) return false;
+    cut_ = best_, pitch_ = best_.pitch, x_bytes_ = x_bytes(best_), stage_bytes_ = stage_bytes(best_);
+    const std::int64_t allowed =
+        std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
+    stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes_);
+    return stages_ >= 2;
+  }
+
+  FusedWeightPlan plan() const {
+    FusedWeightPlan plan = WeightPlanner::plan();
+    plan.boxes = boxes();
+    plan.engine_cycles = std::int64_t(engine_cycles(best_) / double(tile_.blocks * cut_.chunks) * double(cut_.rows));
+    const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
+    const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
+    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
+    if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
+    plan.x.box[0] = plan.boxes.box_width, plan.x.box[1] = plan.boxes.box_channels;
+    plan.x.swizzle = std::int32_t(16 * best_.box_vectors);
+    plan.y.box[0] = std::int32_t(pitch_ / size_), plan.y.box[1] = std::int32_t(y_rows());
+    // What one block alone reads comes from memory: there longer bursts pay, elsewhere the second-level cache is the limit.
+    plan.x.burst = plan.y.burst = channel_tiles_ * unit_tiles_ == 1 ? 256 : 128;
+    if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
+    if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
+    return plan;
+  }
+
+ private:
+  const bool aligned_;
+  BoxCut best_{};
+  // Pixels of a row of a run, and how many of them a box may begin early; whether operands are packed.
+  std::int64_t row_ = 0, early_ = 0;
+  bool packs_x_ = false, packs_y_ = false;
+
+  std::int64_t y_rows() const { return std::min(out_channels_per_group(p_), kPlaneRows); }
+  std::int64_t x_bytes(const BoxCut& cut) const { return 2 * cut.products() * 16 * tile_.channels; }
+  std::int64_t stage_bytes(const BoxCut& cut) const {
+    const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * cut.pitch;
+    return ceil_div(bytes, kBoxAlignment) * kBoxAlignment;
+  }
+
+  void choose_pieces(BoxCut cut, std::int64_t planned, double& best) {
+    const std::int64_t pieces = total_rows() * cut.chunks;
+    if (pieces > kMostCount) return;
+    const double piece = row_cycles(cut) / double(cut.chunks);
+    const std::int64_t least = cut.box_vectors == 1 ? 2 : 1;  // a product takes two vectors
+    const std::int64_t copies = planes_ + ceil_div(cut.row_vectors, cut.box_vectors);
+    for (cut.rows = least; cut.rows <= kMostPieces; cut.rows += least) {
+      const std::int64_t stages = planned / stage_bytes(cut), steps = ceil_div(pieces, cut.rows);
+      if (stages < 2 || (cut.rows > least && (steps * (cut.rows - least) >= pieces || cut.rows * copies > kMostCopies))) return;
+      const double step = double(cut.rows) * piece + kStepCycles;
+      const double cost = double(steps) * step * (stages == 2 ? kTwoStages : stages == 3 ? kThreeStages : 1.0);
+      if (best >= 0 && cost >= best) continue;
+      best = cost, best_ = cut, steps_ = steps, step_microseconds_ = step / kMicrosecondCycles;
+    }
+  }
+
+  // Vectors of y outside it that the boxes of a row of x have, in each row of a box.
+  std::int64_t vectors_outside(const BoxCut& cut) const {
+    const std::int64_t step = cut.row_vectors * vector_ * w_.stride, columns = cut.pitch / size_, begin = -w_.pad - shift_;
+    std::int64_t outside = 0;
+    for (std::int64_t i = 0; i < cut.chunks && begin + i * step < 0; ++i) outside += std::min(columns, -(begin + i * step));
+    for (std::int64_t i = cut.chunks - 1; i >= 0 && begin + i * step + columns > w_.out; --i)
+      outside += std::min(columns, begin + i * step + columns - w_.out);
+    return ceil_div(outside, vector_);
+  }
+  // Cycles of a multiprocessor for the pieces of one row of x, of the same of all its blocks: of the copy engine, which takes its
+  // time for each row of a box,
+  double engine_cycles(const BoxCut& cut) const {
+    const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors);
+    const double outside = row_ > 0 ? 0 : vectors - double(ceil_div(p_.in_w, vector_));
+    const double x = vectors / double(cut.box_vectors) * kRowCycles + vectors * kVectorCycles + outside * kOutsideCycles;
+    const double y =
+        chunks * (kRowCycles + double(cut.pitch) / 16 * kVectorCycles) + double(vectors_outside(cut)) * kOutsideCycles;
+    return tile_.blocks * (x_rows() * x + planes_rows() * y);
+  }
+  // or of products, or of shared memory, where products read x, rows are read and copies arrive.
+  double row_cycles(const BoxCut& cut) const {
+    const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors);
+    const int meet = conflicts(cut.pitch * (reads_ == kPairs ? 2 : 1));
+    const double reads = vectors / 2 * double(4 * tile_.taps * tile_.warps * meet);
+    const double x_reads = vectors / 2 * double(tile_.taps * tile_.warps * tile_.channels) / 16;
+    const double arrivals = (x_rows() * vectors * 16 + planes_rows() * chunks * double(cut.pitch)) / 128;
+    const double accesses = kSharedWaits * tile_.blocks * (reads + x_reads + arrivals);
+    return std::max({engine_cycles(cut), vectors / 2 * kProductCycles * sums(), accesses});
+  }
+  double x_rows() const { return double(std::min<std::int64_t>(tile_.channels, in_channels_per_group(p_))); }
+  double planes_rows() const { return double(std::min(planes_, units_ / tap_units_) * y_rows()); }
+
+  // Whether a tensor's rows begin at multiples of 16 bytes, or, without `rows`, its maps. Rows that lie on one another are
+  // packed.
+  bool fits(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], bool rows) const {
+    const std::int64_t strides[] = {s.n, s.c, s.d, s.h}, counts[] = {p_.batch, channels, size[2], rows ? size[1] : 1};
+    for (int i = 0; i < 4; ++i) {
+      if (counts[i] == 1) continue;
+      if (strides[i] < size[0] || strides[i] * size_ % 16 != 0 || strides[i] * size_ >= std::int64_t(1) << 40) return false;
+    }
+    return true;
+  }
+  // Whether boxes of x may begin before a row and end behind it, in its neighbours: what they hold there meets columns outside
+  // y, and all pixels of a map meet the same taps, so that a NaN goes nowhere else.
+  bool rows_are_a_run() const {
+    const bool inside = w_.pad == 0 && p_.pad_h == 0 && (w_.kernel - 1) * w_.dilation < w_.stride && w_.out <= w_.in * w_.stride;
+    const bool is_run = p_.x.h == p_.in_w && p_.in_w <= kMostCount / p_.in_h &&
+                        fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
+    return inside && is_run && p_.in_w * w_.stride % vector_ == 0;
+  }
+  // Whether boxes can be described, of the operands or of what is packed of them.
+  bool boxes_fit() {
+    const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
+    const bool x_fits = fits(p_.x, p_.in_channels, x_size, true);
+    row_ = !x_fits && rows_are_a_run() ? p_.in_w : 0;
+    early_ = row_ == 0 ? 0 : vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.in_w & -p_.in_w)));
+    packs_x_ = !x_fits && row_ == 0, packs_y_ = !fits(p_.y, p_.out_channels, y_size, true);
+    const std::int64_t x_words = packed_words(p_.in_channels, x_size), y_words = packed_words(p_.out_channels, y_size);
+    if ((packs_x_ && x_words > kMostCount) || (packs_y_ && y_words > kMostCount)) return false;
+    packed_bytes_ = 4 * ((packs_x_ ? x_words : 0) + (packs_y_ ? y_words : 0));
+    return true;
+  }
+  std::int64_t packed_words(std::int64_t channels, const std::int64_t (&size)[3]) const {
+    return p_.batch * channels * size[1] * size[2] * ceil_div(size[0], vector_) * 4;
+  }
+
+  FusedWeightBoxes boxes() const {
+    const std::int64_t vectors = best_.box_vectors, channels = tile_.channels, in_channels = in_channels_per_group(p_);
+    const std::int64_t boxes = cut_.row_vectors / vectors;
+    FusedWeightBoxes b{};
+    b.width = std::int32_t(cut_.row_vectors * vector_), b.box_width = std::int32_t(vectors * vector_);
+    b.piece_products = std::int32_t(ceil_div(cut_.row_vectors, 2)), b.box_products = std::int32_t(ceil_div(vectors, 2));
+    b.box_channels = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
+    b.channel_boxes = make_divisor(ceil_div(std::min(channels, in_channels), std::int64_t(b.box_channels)));
+    b.piece_copies = make_divisor(planes_ + boxes * b.channel_boxes.value);
+    b.x_box = std::int32_t(16 * vectors * b.box_channels), b.x_bytes = std::int32_t(16 * vectors * channels);
+    b.y_box = std::int32_t(y_rows() * pitch_), b.y_bytes = std::int32_t(kPlaneChannels * pitch_);
+    const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
+    b.y_next = std::int32_t(2 * vector), b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
+    b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.box_products - 1) * b.x_next);
+    b.second = std::int32_t(vectors == 1 ? b.y_bytes : vector);
+    // The kind of swizzle, the distances of groups of eight rows and, without one, of the vectors of the reduction.
+    const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
+    b.x_layout = kind << 62 | std::uint64_t(8 * vectors) << 32 | std::uint64_t(vectors == 1 ? channels : 1) << 16;
+    b.row = std::int32_t(row_);
+    return b;
+  }
+
+  // Rows of whole vectors: [sample][channel][depth][height].
+  FusedWeightPackJob pack(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], BoxTensor& tensor) const {
+    const std::int64_t row = ceil_div(size[0], vector_), map = row * size[1] * size[2];
+    const std::int64_t strides[] = {map, row, row * size[1], map * channels};
+    for (int i = 0; i < 4; ++i) tensor.strides[i] = 16 * strides[i];
+    FusedWeightPackJob job{};
+    job.row_words = make_divisor(4 * row), job.height = make_divisor(size[1]), job.depth = make_divisor(size[2]);
+    job.channels = make_divisor(channels);
+    job.words = std::uint32_t(packed_words(channels, size)), job.width = std::int32_t(size[0]);
+    job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h;
+    std::int64_t next = s.h * size[1];
+    job.dense = size[1] > 1 && (size[2] == 1 || s.d == next);
+    next *= size[2];
+    job.dense = job.dense && (channels == 1 || s.c == next) && (p_.batch == 1 || s.n == next * channels);
+    return job;
+  }
+
+  BoxTensor tensor(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {
+    BoxTensor tensor{p_.dtype, {size[0], channels, size[1], size[2], p_.batch}, {s.c, s.h, s.d, s.n}, {1, 1, 1, 1, 1}, 16, 128};
+    const std::int64_t row = ceil_div(size[0] * size_, 16) * 16;
+    for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? row : stride * size_;  // 0: of one element, never stepped
+    return tensor;
+  }
+};
+
+}  // namespace
+}  // namespace upfold::cuda
