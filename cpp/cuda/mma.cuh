@@ -149,8 +149,6 @@ UPFOLD_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses to a sum across.
 UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
-// What is computed into a register that a product reads is computed before this line.
-UPFOLD_DEVICE void pin(std::uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
 // Keeps a register that a product reads from being another's up to here.
 UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
 
@@ -275,9 +273,10 @@ UPFOLD_DEVICE void copy_bulk(std::uint32_t to, const void* from, std::uint32_t b
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// The box of a tensor that begins `at` its five axes, innermost first and outside it or not, to shared memory; they count for
-// the barrier. A swizzle of rows of 2^k vectors counts them from a multiple of 8 rows: vector v of row r lies at
-// v ^ (r * 2^k / 8 % 2^k), as the products below want it.
+// The box of a tensor that begins `at` its five axes, innermost first and outside it or not, to shared memory; its bytes count
+// for the barrier. It must begin at a multiple of 16 bytes of the first axis, else the instruction is illegal, and of 128 in
+// shared memory. A swizzle of rows of 2^k vectors counts them from a multiple of 8 rows: vector v of row r lies at v ^ (r * 2^k /
+// 8 % 2^k), as the products below want it.
 UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int32_t (&at)[5], std::uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
