@@ -65,8 +65,8 @@ _RATES = {
         _Rates(5.04, 0.647, 1.01, 2.11e-5, 5.12e-3, 3.33e-5, 2.01e-4, 0.231, 0.25),
     ),
     _Kind.PACKED: (
-        _Rates(5.51, 0.841, 0.215, 1.30e-5, 2.31e-3, 4.50e-5, 3.24e-4, 0.54, 0.845, 0.55),
-        _Rates(6.4, 0.942, 0.0495, 1.36e-5, 2.16e-3, 5.26e-5, 3.14e-4, 0.325, 0.969, 0.55),
+        _Rates(5.51, 0.841, 0.215, 1.30e-5, 2.31e-3, 4.50e-5, 3.24e-4, 0.54, 0.845, 0.42),
+        _Rates(6.4, 0.942, 0.0495, 1.36e-5, 2.16e-3, 5.26e-5, 3.14e-4, 0.325, 0.969, 0.42),
     ),
 }
 # Of pixels where kernel and stride are equal, so that a tile is a run of units; and of tiles made for that case alone.
@@ -92,7 +92,9 @@ _FILLED, _FEW_ROWS, _ROWS_OF_PRODUCT, _CAUTION = 3.0, 1.25, 16, 1.15
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
-_NARROW = 1.6  # times as long where packed inputs are multiplied 64 units at a time
+# Times as long as predicted where inputs are packed, by phases and channels of a tile: most of it is the weights that stream past
+# 128 or 64 units.
+_PACKED_STEPS = {(2, 128): 0.83, (4, 64): 1.2, (4, 128): 1.75}
 _LONG = 0.72  # and where warpgroups that turn x have one phase, so that products follow each other longer
 _APART = 1.7  # and for scattered outputs of blocks without warpgroups where a stride is beyond the phases of a set
 
@@ -229,12 +231,12 @@ def _workspace_bytes(problem: Problem, config: int, device: int) -> int:
     return needed
 
 
-def _width(kind: _Kind, phases: int, vectors: int) -> float:
+def _width(kind: _Kind, phases: int, channels: int, vectors: int) -> float:
     """How many times the rates' work a step of such a tile is."""
     if kind == _Kind.PIXELS:
         return vectors / _VECTORS
-    if kind == _Kind.PACKED and phases == 4:
-        return _NARROW
+    if kind == _Kind.PACKED:
+        return _PACKED_STEPS.get((phases, channels), 1.0)
     return _LONG if kind == _Kind.WARPGROUPS and phases == 1 else 1.0
 
 
@@ -287,7 +289,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         outputs = channels * phases * units
         copied = max(rates.input, _ODD_INPUT) if odd and kind in (_Kind.WARPGROUPS, _Kind.PIXELS) else rates.input
         work = max(slots * channels * units * rates.product, patch * copied)
-        step = rates.step + work * _width(_Kind(kind), phases, vectors)
+        step = rates.step + work * _width(_Kind(kind), phases, channels, vectors)
         partial = 8e-6 * tiles * outputs * rates.partial if parts > 1 else 0.0
         output = rates.output if problem.stride[2] == phases_w else rates.scattered
         output *= _APART if kind == _Kind.TILE and problem.stride[2] > phases_w > 0 else 1.0
