@@ -1,4 +1,4 @@
-// The inputs of a box of the fused method's phase tiles, copied as they lie.
+// The inputs of a box of the fused method's phase tiles, copied as they lie and rounded where they lie.
 #pragma once
 
 #include "fused_phases_weight.cuh"
@@ -8,7 +8,7 @@ namespace upfold::cuda {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   using Base = PhaseWeight<Value_, kExact, Tile_>;
-  using Base::Base, Base::group, Base::job, Base::kSize;
+  using Base::Base, Base::group, Base::job, Base::kParts, Base::kSize;
   using typename Base::Box;
   using typename Base::Tile;
   using typename Base::Value;
@@ -46,22 +46,24 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   template <int kBytes>
   __device__ __forceinline__ void copy_grains(const Value* x, const Box& box, const Share& own, Place place, std::int32_t chunk,
                                               unsigned char* to) const {
-    const std::int32_t left = job.ic - chunk * job.chunk_channels;
+    const std::int32_t left = min(job.ic - chunk * job.chunk_channels, job.chunk_channels);
     const Value* const first = x + (std::int64_t(group) * job.ic + chunk * job.chunk_channels + own.begin) * job.x_c;
     const std::int64_t from_step = own.step * job.x_c;
     const std::uint32_t to_step = std::uint32_t(own.step * job.channel_step);
     for (std::int32_t number = own.number; number < job.place_count;) {
-      const bool live = place.from >= 0;
-      const Value* from = live ? first + place.from : x;
+      const Value* from = first + place.from;
       std::uint32_t own_to = shared_address(to) + std::uint32_t(place.to + own.begin * job.channel_step);
+      std::int32_t c = own.begin;
+      const std::int32_t live = place.from >= 0 ? left : 0;
 #pragma unroll 4
-      for (std::int32_t c = own.begin; c < job.chunk_channels; c += own.step, from += from_step, own_to += to_step) {
-        const bool exists = live && c < left;
-        if constexpr (kBytes > 2) {
-          copy_async<kBytes>(own_to, exists ? from : x, exists);
-        } else {
-          store_half(own_to, exists ? *reinterpret_cast<const std::uint16_t*>(from) : std::uint16_t(0));
-        }
+      for (; c < live; c += own.step, from += from_step, own_to += to_step) {
+        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, from, true);
+        if constexpr (kBytes == 2) store_half(own_to, *reinterpret_cast<const std::uint16_t*>(from));
+      }
+#pragma unroll 1
+      for (; c < job.chunk_channels; c += own.step, own_to += to_step) {
+        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, x, false);
+        if constexpr (kBytes == 2) store_half(own_to, 0);
       }
       number += Tile::kThreads;
       if (number < job.place_count) place = place_at(number, box);
@@ -73,6 +75,44 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
     if (job.grain == 8) return copy_grains<8>(x, box, own, place, chunk, to);
     if (kSize == 4 || job.grain == 4) return copy_grains<4>(x, box, own, place, chunk, to);
     if constexpr (kSize == 2) copy_grains<2>(x, box, own, place, chunk, to);
+  }
+
+  // Rounds to TF32 what this thread has copied, once for all shifts that read it. Where it lies does not depend on the box.
+  template <typename Vector>
+  __device__ __forceinline__ void round_grains(const Box& box, const Share& own, Place place, unsigned char* stage) const {
+    const std::int32_t to_step = own.step * job.channel_step;
+    for (std::int32_t number = own.number; number < job.place_count;) {
+      unsigned char* at = stage + place.to + own.begin * job.channel_step;
+#pragma unroll 2
+      for (std::int32_t c = own.begin; c < job.chunk_channels; c += own.step, at += to_step) round_vector<Vector>(at);
+      number += Tile::kThreads;
+      if (number < job.place_count) place = place_at(number, box);
+    }
+  }
+  template <typename Vector>
+  __device__ __forceinline__ void round_vector(unsigned char* at) const {
+    constexpr int kWords = int(sizeof(Vector) / sizeof(std::uint32_t));
+    union Words {
+      Vector vector;
+      std::uint32_t word[kWords];
+    };
+    Words high, low;
+    high.vector = *reinterpret_cast<const Vector*>(at);
+#pragma unroll
+    for (int e = 0; e < kWords; ++e) {
+      const float v = __uint_as_float(high.word[e]);
+      high.word[e] = to_tf32(v);
+      if constexpr (kParts == 2) low.word[e] = tf32_rest(v, high.word[e]);
+    }
+    *reinterpret_cast<Vector*>(at) = high.vector;
+    if constexpr (kParts == 2) *reinterpret_cast<Vector*>(at + job.rest_bytes) = low.vector;
+  }
+  __device__ __forceinline__ void round_inputs(const Box& box, const Share& own, const Place& place, unsigned char* stage) const {
+    if constexpr (kSize == 4) {
+      if (job.grain == 16) return round_grains<uint4>(box, own, place, stage);
+      if (job.grain == 8) return round_grains<uint2>(box, own, place, stage);
+      round_grains<std::uint32_t>(box, own, place, stage);
+    }
   }
 };
 

@@ -16,17 +16,23 @@ struct PhasePlan {
   unsigned blocks;  // 0: the tile does not fit
   int shared_bytes;
   std::int64_t tiles;  // row tiles with products times boxes
+  double cost;         // what the planner expects, to compare plans of one tile
 };
 
 namespace {
 
 class PhasePlanner {
  public:
-  PhasePlanner(const Problem& p, const PhaseTileSize& tile, std::int64_t table_bytes, std::int64_t alignment)
-      : p_(p), tile_(tile), table_bytes_(table_bytes), element_(element_bytes(p.dtype)), alignment_(alignment) {}
+  // `split`: in full float32 the weight lies split, which windows want.
+  PhasePlanner(const Problem& p, const PhaseTileSize& tile, std::int64_t table_bytes, std::int64_t alignment, bool exact, bool split)
+      : p_(p), tile_(tile), table_bytes_(table_bytes), element_(element_bytes(p.dtype)), alignment_(alignment),
+        parts_(exact ? 2 : 1) {
+    job_.weight_parts = exact && split ? 2 : 1;
+  }
 
   PhasePlan plan(const SharedMemory& shared, int multiprocessors) {
     if (!axes() || !rows() || !strides()) return {};
+    choose_products();
     shared_ = shared, multiprocessors_ = multiprocessors;
     return boxes() && blocks() ? plan_ : PhasePlan{};
   }
@@ -42,7 +48,7 @@ class PhasePlanner {
       PhaseAxis& to = job_.axis[i];
       if (a.stride > kMostAxisPhases || std::max({a.in, a.out, a.pad, a.kernel * a.dilation}) > kMost / a.stride) return false;
       to.in = std::int32_t(a.in), to.out = std::int32_t(a.out), to.stride = std::int32_t(a.stride), to.pad = std::int32_t(a.pad);
-      to.kernel = std::int32_t(a.kernel), to.dilation = std::int32_t(a.dilation);
+      to.dilation = std::int32_t(a.dilation);
       to.first_unit = std::int32_t(a.pad / a.stride);
       units_[i] = (a.out - 1 + a.pad) / a.stride - a.pad / a.stride + 1;
       if (!classes(a, i)) return false;
@@ -86,8 +92,7 @@ class PhasePlanner {
   bool rows() {
     PhaseAxis &d = job_.axis[0], &h = job_.axis[1], &w = job_.axis[2];
     job_.ic = std::int32_t(in_channels_per_group(p_)), job_.oc = std::int32_t(out_channels_per_group(p_));
-    job_.groups = std::int32_t(p_.groups), job_.batch = std::int32_t(p_.batch);
-    job_.width_phases = w.first_phase[w.classes], job_.prefill = w.stride > job_.width_phases;
+    job_.batch = std::int32_t(p_.batch), job_.prefill = w.stride > w.first_phase[w.classes];
     const int set_count = d.classes * h.classes;
     if (set_count > kMostPhaseSets) return false;
     std::int64_t most_lines = 0;
@@ -112,6 +117,7 @@ class PhasePlanner {
     }
     for (const std::int64_t shift : width_shifts_) {
       job_.all_shifts[job_.width_shifts] = std::int16_t(shift);
+      job_.shift_weight[job_.width_shifts] = std::int32_t(shift * w.stride / w.dilation * p_.w.w);
       for (int g = 0; g < group; ++g)
         job_.shift_groups[job_.width_shifts] |= std::uint32_t(has_shift(job_.group_class[g], shift)) << g;
       ++job_.width_shifts;
@@ -155,7 +161,23 @@ class PhasePlanner {
     job_.channels_fastest = job_.y_axis[2] != 1;
     job_.activation = p_.activation, job_.slope = p_.activation_slope;
     job_.dense = p_.x.c == 1 && p_.in_w > 1 && p_.x.w != 1;
-    return job_.dense || p_.in_w == 1 || p_.x.w == 1;
+    const std::int64_t farthest = (job_.ic - 1) * p_.w.n + (job_.oc - 1) * p_.w.c + (p_.kernel_d - 1) * p_.w.d +
+                                  (p_.kernel_h - 1) * p_.w.h + (p_.kernel_w - 1) * p_.w.w;
+    return farthest < kMost && (job_.dense || p_.in_w == 1 || p_.x.w == 1);
+  }
+
+  // Whether the shifts of the width are a window, and whether the two slots of a product are shifts.
+  void choose_products() {
+    PhaseAxis& w = job_.axis[2];
+    job_.window = job_.weight_parts == parts_ && !job_.dense && job_.width_shifts <= kMostWindow && *width_shifts_.rbegin() == job_.width_shifts - 1;
+    const std::int64_t slot = element_ == 2 ? 8 : 4;
+    job_.folded = job_.window && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
+    for (int c = 0; c < w.classes; ++c) job_.folded = job_.folded && has_shift(c, 0);
+    job_.step_channels = std::int32_t(job_.folded ? slot : 2 * slot);
+    job_.slices = make_divisor(job_.folded ? 1 : job_.width_shifts);
+    if (!job_.window) return;
+    // Units begin at multiples of a vector of four, as inputs do.
+    units_[2] += w.first_unit % kMostWindow, w.first_unit -= w.first_unit % kMostWindow;
   }
 
   // Bytes of the widest copies that lie wholly inside or outside of x.
@@ -173,13 +195,15 @@ class PhasePlanner {
   // Lays x out in shared memory for a box and a chunk of channels; false where counts are far beyond what fits.
   bool lay_out(const std::int64_t (&box)[4], std::int64_t channels) {
     job_.grain = grain_of(box[2]);
-    const std::int64_t elements = job_.grain / element_, inputs = box[2] + reach_[2];
+    const std::int64_t grid_w = job_.window ? ceil_div(box[2], kMostWindow) * kMostWindow : box[2];
+    const std::int64_t elements = job_.grain / element_, inputs = grid_w + reach_[2];
     const std::int64_t lines = (box[0] + reach_[0]) * (box[1] + reach_[1]) * box[3];
     for (const std::int64_t count : {inputs, box[0] + reach_[0], box[1] + reach_[1]}) {
       if (count > kMostInputs) return false;
     }
     if (lines > kMostInputs || lines * inputs > kMostInputs) return false;
-    job_.chunk_channels = std::int32_t(ceil_div(channels, 8) * 8),
+    job_.grid_w = make_divisor(grid_w);
+    job_.chunk_channels = std::int32_t(ceil_div(channels, job_.step_channels) * job_.step_channels),
     job_.chunks = std::int32_t(ceil_div(job_.ic, job_.chunk_channels));
     if (job_.dense) {
       // Eight inputs of four channels in different banks.
@@ -189,20 +213,26 @@ class PhasePlanner {
       job_.in_row = make_divisor(inputs);
       job_.place_count = std::int32_t(lines * inputs),
       job_.copy_count = std::int32_t(lines * inputs * (job_.chunk_channels / elements));
-      job_.stage_bytes = std::int32_t(lines * inputs * step);
+      job_.rest_bytes = std::int32_t(lines * inputs * step);
     } else {
       const std::int64_t first = std::int64_t(job_.axis[2].first_unit) - job_.axis[2].most_shift;
-      job_.skew = std::int32_t(first - floor_div(first, elements) * elements);
+      const std::int64_t multiple = job_.window ? std::max<std::int64_t>(elements, kMostWindow) : elements;
+      job_.skew = std::int32_t(first - floor_div(first, multiple) * multiple);
       const std::int64_t copies = ceil_div(job_.skew + inputs, elements), span = ceil_div(copies * job_.grain, kVector) * kVector;
-      // Four channels of eight inputs in different banks: an odd multiple of eight inputs apart.
+      // Four channels of eight inputs (in a window, of two vectors) in different banks: an odd multiple of eight inputs apart.
       const std::int64_t eight = 8 * element_, pitch = (ceil_div(lines * span, 2 * eight) * 2 + 1) * eight;
       job_.channel_step = std::int32_t(lines * span <= pitch - 2 * eight ? pitch - 2 * eight : pitch);
       job_.input_step = std::int32_t(element_), job_.line_step = std::int32_t(span);
       job_.in_row = make_divisor(copies);
       job_.place_count = std::int32_t(lines * copies), job_.copy_count = std::int32_t(lines * copies * job_.chunk_channels);
-      job_.stage_bytes = job_.channel_step * job_.chunk_channels;
+      job_.rest_bytes = job_.channel_step * job_.chunk_channels;
     }
+    job_.stage_bytes = std::int32_t(parts_ * job_.rest_bytes);
     job_.in_h = make_divisor(box[1] + reach_[1]), job_.in_d = make_divisor(box[0] + reach_[0]);
+    return lay_out_weight() && lay_out_results(box, grid_w);
+  }
+
+  bool lay_out_weight() {
     std::int64_t shifts = 1;
     for (int i = 0; i < 2; ++i) {
       std::int64_t most = 0;
@@ -210,15 +240,18 @@ class PhasePlanner {
         most = std::max<std::int64_t>(most, job_.axis[i].first_shift[c + 1] - job_.axis[i].first_shift[c]);
       shifts *= most;
     }
-    job_.steps = std::int32_t(shifts * job_.width_shifts * (job_.chunk_channels / 8));
-    const std::int64_t weight_bytes = std::int64_t(job_.chunks) * job_.steps * tile_.rows * 8 * std::int64_t(sizeof(float));
-    if (weight_bytes > shared_.of_block) return false;
-    job_.weight_bytes = std::int32_t(weight_bytes);
-    // Room for the skew; an odd number of vectors from one line to the next.
-    const std::int64_t per_vector = kVector / element_,
-                       vectors = ceil_div(box[2] * job_.axis[2].stride + per_vector - 1, per_vector);
-    const std::int64_t box_lines = box[0] * box[1] * box[3];
-    job_.staged_pitch = std::int32_t((vectors | 1) * per_vector), job_.run_vectors = make_divisor(vectors);
+    job_.steps = std::int32_t(shifts * (job_.chunk_channels / job_.step_channels));
+    const std::int64_t fragments = std::int64_t(job_.chunks) * job_.steps * job_.slices.value * (tile_.rows / 16);
+    if (fragments * job_.weight_parts * kFragmentBytes > shared_.of_block) return false;
+    job_.weight_bytes = std::int32_t(fragments * job_.weight_parts * kFragmentBytes);
+    return true;
+  }
+
+  // Room for what a line and a row of units lie behind multiples of 16 bytes; an odd number of vectors from one line to the next.
+  bool lay_out_results(const std::int64_t (&box)[4], std::int64_t grid_w) {
+    const std::int64_t per_vector = kVector / element_, stride = job_.axis[2].stride, box_lines = box[0] * box[1] * box[3];
+    job_.staged_pitch = std::int32_t((ceil_div(grid_w * stride + 2 * (per_vector - 1), per_vector) | 1) * per_vector);
+    job_.run_vectors = make_divisor(ceil_div(box[2] * stride + per_vector - 1, per_vector));
     job_.staged_line = std::int32_t(box_lines * job_.staged_pitch);
     job_.staged_bytes = std::int32_t(job_.lines * (job_.staged_line * element_ + 7 * kVector));  // and what stage_lines() may add
     job_.run_count = std::int32_t((job_.lines + job_.empty_lines) * box_lines);
@@ -246,7 +279,8 @@ class PhasePlanner {
     int of_bank[32] = {}, most = 0;
     for (int lane = 0; lane < 32; ++lane) {
       const int row = (group - job_.first_group[c]) * 16 + lane / 4;
-      const std::int64_t at = row / count * line + w.phases[w.first_phase[c] + row % count] + lane % 4 * 2 * w.stride;
+      const std::int64_t unit = lane % 4 * 2 * (job_.window ? kMostWindow : 1);
+      const std::int64_t at = row / count * line + w.phases[w.first_phase[c] + row % count] + unit * w.stride;
       const std::int64_t word = at * element_ / 4;
       if (words.insert(word).second) most = std::max(most, ++of_bank[word % 32]);
     }
@@ -262,14 +296,19 @@ class PhasePlanner {
   std::int64_t blocks_together() const {
     return std::min<std::int64_t>(tile_.blocks, shared_.of_multiprocessor / (shared_bytes() + kReservedBytes));
   }
-  // What the boxes of the layout take, in products of 16 x 8 x 8, which are about two cycles of a multiprocessor; fitted by eye
-  // on an H200. Both ends of a run leave a sector half written.
+  // What the boxes of the layout take, in cycles of a multiprocessor; fitted by eye on an H200. Both ends of a run leave a sector
+  // half written.
   double cost_of(const std::int64_t (&box)[4]) const {
     std::int64_t tiles = ceil_div(p_.batch, box[3]) * job_.combinations.value;
     for (int i = 0; i < 3; ++i) tiles *= ceil_div(units_[i], box[i]);
-    const double products = double(job_.steps) * tile_.rows * tile_.units / 128.0, copies = 0.3 * job_.copy_count;
-    const double stores = job_.run_count * (4.0 + 0.45 * job_.run_vectors.value);
-    const double work = 150.0 + stores + job_.chunks * (60.0 + products + copies), waits = 700.0 + 500.0 * job_.chunks;
+    const double slices = double(job_.steps) * job_.slices.value, warps = tile_.units / 32.0, parts = double(parts_);
+    const double fragments = slices * warps * tile_.rows / 16.0;
+    const double products = fragments * (parts_ == 1 ? 7.0 : job_.weight_parts == 2 ? 28.0 : 39.0);
+    const double loads = job_.steps * warps * 16.0 * parts + fragments * 4.0 * job_.weight_parts;
+    const double copies = (element_ == 4 ? 0.6 + 0.2 * parts : 0.6) * job_.copy_count;
+    const double stores = job_.run_count * (1.5 + 1.0 * job_.run_vectors.value);
+    const double work = 150.0 + stores + job_.chunks * (60.0 + std::max(products, loads) + 0.3 * std::min(products, loads) + copies);
+    const double waits = 1000.0 + 300.0 * job_.chunks;
     const std::int64_t together = std::min(blocks_together(), ceil_div(tiles, multiprocessors_));
     // Fewer warps than these leave instructions waiting for each other.
     const double slowed = std::max(1.0, 16.0 * 32.0 / double(together * tile_.threads));
@@ -282,27 +321,30 @@ class PhasePlanner {
     std::int64_t best[4] = {}, best_channels = 0;
     for (std::int64_t w = std::min<std::int64_t>(units_[2], tile_.units); w > 0; --w) {
       if (w < units_[2] && w % (job_.dense ? 8 : kVector / element_) != 0) continue;
+      const std::int64_t grid_w = job_.window ? ceil_div(w, kMostWindow) * kMostWindow : w;
+      if (grid_w > tile_.units) continue;
       std::int64_t box[4] = {1, 1, w, 1};
       const auto balanced = [](std::int64_t size, std::int64_t most) {
         return ceil_div(size, ceil_div(size, std::min(size, most)));
       };
-      box[1] = balanced(units_[1], tile_.units / w), box[0] = balanced(units_[0], tile_.units / w / box[1]);
-      box[3] = balanced(p_.batch, tile_.units / w / box[1] / box[0]);
+      box[1] = balanced(units_[1], tile_.units / grid_w), box[0] = balanced(units_[0], tile_.units / grid_w / box[1]);
+      box[3] = balanced(p_.batch, tile_.units / grid_w / box[1] / box[0]);
       for (std::int64_t channels = job_.ic;; channels = ceil_div(channels, 2)) {
         if (!lay_out(box, channels)) break;
         if (shared_bytes() <= std::min(shared_.of_block, shared_.of_multiprocessor - kReservedBytes)) {
           const double cost = cost_of(box);
           if (best_channels == 0 || cost < least) least = cost, best_channels = channels, std::copy(box, box + 4, best);
         }
-        if (channels <= 8) break;
+        if (channels <= job_.step_channels) break;
       }
     }
     if (best_channels == 0 || !lay_out(best, best_channels)) return false;
+    plan_.cost = least;
     stage_lines();
     for (int i = 0; i < 3; ++i)
       job_.axis[i].box = std::int32_t(best[i]), job_.axis[i].tiles = make_divisor(ceil_div(units_[i], best[i]));
     job_.box_n = std::int32_t(best[3]);
-    job_.box_d = make_divisor(best[0]), job_.box_h = make_divisor(best[1]), job_.box_w = make_divisor(best[2]);
+    job_.box_d = make_divisor(best[0]), job_.box_h = make_divisor(best[1]);
     job_.box_lines = make_divisor(best[0] * best[1] * best[3]);
     std::int64_t count = ceil_div(p_.batch, best[3]);
     for (int i = 0; i < 3; ++i) count *= job_.axis[i].tiles.value;
@@ -326,7 +368,7 @@ class PhasePlanner {
 
   const Problem& p_;
   const PhaseTileSize& tile_;
-  const std::int64_t table_bytes_, element_, alignment_;
+  const std::int64_t table_bytes_, element_, alignment_, parts_;
   SharedMemory shared_ = {};
   std::int64_t multiprocessors_ = 0;
   std::int64_t units_[3] = {}, reach_[3] = {}, product_tiles_ = 0;
