@@ -7,7 +7,6 @@
 // another:
 //   weight  [step][slice][16 rows][lane][16 bytes]: fragments of the tensor cores, made once from torch's layout;
 //   x       [2][channel][line of the box][input], or [2][line][input][channel] where x is channels-last, as they lie in memory;
-//           float32 is rounded to TF32 in place, and in full float32 what the rounding leaves lies behind it;
 //   staged  [line][line of units][output]: the results of a box in the order of y, stored in runs.
 // A *step* of the reduction is a shift of depth and height and some channels; its *slices* are the shifts of the width. A product
 // multiplies two *slots*, of eight channels of 16-bit types or four of float32: neighbours of one shift, or, where a group has no
@@ -64,10 +63,9 @@ struct PhaseJob {
   bool channels_fastest;                                  // lines are numbered by channel first
   bool prefill;                                           // some phases of the width have no tap
   bool window, folded;
-  // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels, and where the rest of
-  // float32 lies behind what is rounded.
+  // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels.
   bool dense;
-  std::int32_t channel_step, line_step, input_step, skew, rest_bytes;
+  std::int32_t channel_step, line_step, input_step, skew;
   std::int32_t chunk_channels, chunks, stage_bytes;
   std::int32_t grain;                               // bytes of a copy
   Divisor run_vectors;                              // of 16 bytes, of a staged run
@@ -123,7 +121,7 @@ constexpr std::int32_t kNoRun = 1 << 29;
 template <typename Tile>
 struct PhaseTables {
   PhaseRow rows[Tile::kRows];
-  std::int32_t row_weight[Tile::kRows];  // the offset of a row's channel and phases in w
+  std::int32_t row_weight[Tile::kRows];  // the offset of a row's channel and phases in w; -1: no row
   std::int32_t columns[Tile::kUnits];    // where each unit of a box, in a window each four, is staged, in bytes; -1: nowhere
   PhaseLine lines[2 * Tile::kRows];  // with products, and behind them without taps
 };
@@ -174,6 +172,7 @@ struct PhaseMemory {
   struct Box {
     std::int32_t unit[3], n;
   };
+  static constexpr std::int32_t kNowhere = -1;
   __device__ __forceinline__ Box box_at(std::uint32_t number) const {
     Box box;
 #pragma unroll

@@ -19,49 +19,47 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const std::int32_t warp_mn = warp % (Tile::kWarpsM * Tile::kWarpsN), warp_k = warp / (Tile::kWarpsM * Tile::kWarpsN);
   const std::int32_t warp_m = warp_mn % Tile::kWarpsM, warp_n = warp_mn / Tile::kWarpsM;
   // What is copied next.
-  std::uint32_t copy_box = number, copy_stage = 0;
+  std::uint32_t copy_box = number;
   std::int32_t copy_chunk = 0;
   const auto share = block.share();
   const std::int32_t first_place = share.number < job.place_count ? share.number : 0;
-  auto box = block.box_at(number), next_box = box;
-  auto place = block.place_at(first_place, box);
-  const auto copy_next = [&] {
-    if (copy_box < boxes) {
-      block.copy_inputs(x, next_box, share, place, copy_chunk, block.stage(int(copy_stage)));
-      if (++copy_chunk == job.chunks) {
-        copy_chunk = 0, copy_box += box_step;
-        if (copy_box < boxes) next_box = block.box_at(copy_box), place = block.place_at(first_place, next_box);
+  std::int32_t columns[Tile::kN8];
+  float sums[Tile::kM16][Tile::kN8][4];
+  // Copies run two chunks ahead: two turns begin before there is anything to multiply.
+  std::int32_t chunk = 0;
+  for (std::int32_t turn = -2; number < boxes; ++turn) {
+    const auto box = block.box_at(number);
+    unsigned char* const stage = block.stage(turn & 1);
+    if (turn == -1) {
+      const auto biases = block.make_lines(bias);
+      block.make_steps();
+      __syncthreads();  // the tables are complete
+      block.load_weight(w);
+      block.put_biases(biases);
+      block.find_units(columns, warp_n);
+    } else if (turn >= 0) {
+      copy_async_wait<1>();
+      __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
+      if (chunk == 0) {
+        block.make_runs(box, y);
+        if (job.prefill) block.fill_staged();
+#pragma unroll
+        for (int i = 0; i < Tile::kM16 * Tile::kN8 * 4; ++i) sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4] = 0;
       }
+      block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
+      __syncthreads();  // everyone has left the inputs, and the runs are known
+    }
+    if (copy_box < boxes) {
+      const auto next = block.box_at(copy_box);
+      block.copy_inputs(x, next, share, block.place_at(first_place, next), copy_chunk, stage);
+      if (++copy_chunk == job.chunks) copy_chunk = 0, copy_box += box_step;
     }
     copy_async_commit();
-    copy_stage ^= 1;
-  };
-  copy_next();
-  const auto biases = block.make_lines(bias);
-  block.make_steps();
-  __syncthreads();  // the tables are complete
-  block.load_weight(w);
-  block.put_biases(biases);
-  copy_next();
-  std::int32_t columns[Tile::kN8];
-  block.find_units(columns, warp_n);
-  std::uint32_t stage = 0;
-  for (; number < boxes; number += box_step) {
-    box = block.box_at(number);
-    float sums[Tile::kM16][Tile::kN8][4] = {};
-    for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk, stage ^= 1) {
-      copy_async_wait<1>();
-      block.round_inputs(box, share, place, block.stage(int(stage)));
-      __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
-      if (chunk == 0) block.make_runs(box, y);
-      if (chunk == 0 && job.prefill) block.fill_staged();
-      block.multiply(sums, block.stage(int(stage)), chunk, columns, warp_m, warp_k);
-      __syncthreads();  // everyone has left the inputs, and the runs are known
-      copy_next();
-    }
+    if (turn < 0 || ++chunk < job.chunks) continue;
     if (block.reduce(sums, warp_mn, warp_k)) block.put(sums, warp_m, warp_n);
     __syncthreads();  // results are complete
     block.store(box);
+    chunk = 0, number += box_step;
   }
 }
 

@@ -5,10 +5,19 @@
 
 namespace upfold::cuda {
 
+// A float32 as TF32 and, in full float32, what that leaves.
+template <bool kExact>
+UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t word) {
+  const float v = __uint_as_float(word);
+  high = to_tf32(v);
+  if constexpr (kExact) low = tf32_rest(v, high);
+}
+
 // The inputs of a lane's four neighbouring units in its channels of both slots (one, where slots are shifts), and as many before
 // them as kShifts shifts reach: words[part][4 + unit - shift][slot]. A product wants its slots in neighbouring registers: 16-bit
 // channels come there as they are paired up, and float32 by an operation with a zero that the compiler does not know; of moves it
-// makes one for each product.
+// makes one for each product. Rounding here, where each value serves all products of a step, takes fewer instructions than once
+// in shared memory, from where a value is read about three times.
 template <typename Block, int kShifts, bool kFolded>
 struct PhaseWindow {
   static constexpr int kSlots = kFolded ? 1 : 2, kLeast = kShifts == 1 ? 4 : kShifts == 2 ? 3 : 0;
@@ -21,21 +30,23 @@ struct PhaseWindow {
     for (int slot = 0; slot < kSlots; ++slot) {
       const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
       if constexpr (Block::kSize == 4) {
-#pragma unroll
-        for (int part = 0; part < Block::kParts; ++part) read_words(words[part], slot, own + part * job.rest_bytes, job.zero);
+        read_words(slot, own, job.zero);
       } else {
         read_pairs(words[0], slot, own, own + job.channel_step);
       }
     }
   }
-  static __device__ __forceinline__ void read_words(Words& to, int slot, const unsigned char* at, std::uint32_t zero) {
-    put(to, 4, slot, *reinterpret_cast<const uint4*>(at), zero);
-    if constexpr (kLeast == 3) to[3][slot] = *reinterpret_cast<const std::uint32_t*>(at - 4) ^ zero;
-    if constexpr (kLeast == 0) put(to, 0, slot, *reinterpret_cast<const uint4*>(at - 16), zero);
+  __device__ __forceinline__ void read_words(int slot, const unsigned char* at, std::uint32_t zero) {
+    put_four(4, slot, load_shared(shared_address(at)), zero);
+    if constexpr (kLeast == 3) put(3, slot, *reinterpret_cast<const std::uint32_t*>(at - 4) ^ zero);
+    if constexpr (kLeast == 0) put_four(0, slot, load_shared(shared_address(at - 16)), zero);
   }
-  static __device__ __forceinline__ void put(Words& to, int first, int slot, const uint4& v, std::uint32_t zero) {
-    to[first][slot] = v.x ^ zero, to[first + 1][slot] = v.y ^ zero;
-    to[first + 2][slot] = v.z ^ zero, to[first + 3][slot] = v.w ^ zero;
+  __device__ __forceinline__ void put_four(int first, int slot, const uint4& v, std::uint32_t zero) {
+    put(first, slot, v.x ^ zero), put(first + 1, slot, v.y ^ zero);
+    put(first + 2, slot, v.z ^ zero), put(first + 3, slot, v.w ^ zero);
+  }
+  __device__ __forceinline__ void put(int at, int slot, std::uint32_t word) {
+    split<Block::kParts == 2>(words[0][at][slot], words[Block::kParts - 1][at][slot], word);
   }
   // Two channels of 16 bits as one word.
   static __device__ __forceinline__ void read_pairs(Words& to, int slot, const unsigned char* first, const unsigned char* second) {
@@ -78,9 +89,8 @@ struct PhaseInputsOfSlice {
       for (int slot = 0; slot < 2; ++slot) {
         const unsigned char* const own = at + columns[j] + slot * Block::kSlotChannels * job.channel_step;
         if constexpr (Block::kSize == 4) {
-#pragma unroll
-          for (int part = 0; part < Block::kParts; ++part)
-            words[part][j][slot] = *reinterpret_cast<const std::uint32_t*>(own + part * job.rest_bytes);
+          split<Block::kParts == 2>(words[0][j][slot], words[Block::kParts - 1][j][slot],
+                                    *reinterpret_cast<const std::uint32_t*>(own));
         } else if (job.dense) {
           words[0][j][slot] = *reinterpret_cast<const std::uint32_t*>(own);
         } else {

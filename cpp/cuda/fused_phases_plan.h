@@ -202,6 +202,9 @@ class PhasePlanner {
       if (count > kMostInputs) return false;
     }
     if (lines > kMostInputs || lines * inputs > kMostInputs) return false;
+    // Offsets of a box are 32-bit.
+    const std::int64_t farthest = (box[3] - 1) * p_.x.n + (box[0] + reach_[0]) * p_.x.d + (box[1] + reach_[1]) * p_.x.h;
+    if (farthest + (inputs + 2 * kVector) * p_.x.w > kMost) return false;
     job_.grid_w = make_divisor(grid_w);
     job_.chunk_channels = std::int32_t(ceil_div(channels, job_.step_channels) * job_.step_channels),
     job_.chunks = std::int32_t(ceil_div(job_.ic, job_.chunk_channels));
@@ -213,7 +216,7 @@ class PhasePlanner {
       job_.in_row = make_divisor(inputs);
       job_.place_count = std::int32_t(lines * inputs),
       job_.copy_count = std::int32_t(lines * inputs * (job_.chunk_channels / elements));
-      job_.rest_bytes = std::int32_t(lines * inputs * step);
+      job_.stage_bytes = std::int32_t(lines * inputs * step);
     } else {
       const std::int64_t first = std::int64_t(job_.axis[2].first_unit) - job_.axis[2].most_shift;
       const std::int64_t multiple = job_.window ? std::max<std::int64_t>(elements, kMostWindow) : elements;
@@ -225,9 +228,8 @@ class PhasePlanner {
       job_.input_step = std::int32_t(element_), job_.line_step = std::int32_t(span);
       job_.in_row = make_divisor(copies);
       job_.place_count = std::int32_t(lines * copies), job_.copy_count = std::int32_t(lines * copies * job_.chunk_channels);
-      job_.rest_bytes = job_.channel_step * job_.chunk_channels;
+      job_.stage_bytes = job_.channel_step * job_.chunk_channels;
     }
-    job_.stage_bytes = std::int32_t(parts_ * job_.rest_bytes);
     job_.in_h = make_divisor(box[1] + reach_[1]), job_.in_d = make_divisor(box[0] + reach_[0]);
     return lay_out_weight() && lay_out_results(box, grid_w);
   }
@@ -328,7 +330,8 @@ class PhasePlanner {
         return ceil_div(size, ceil_div(size, std::min(size, most)));
       };
       box[1] = balanced(units_[1], tile_.units / grid_w), box[0] = balanced(units_[0], tile_.units / grid_w / box[1]);
-      box[3] = balanced(p_.batch, tile_.units / grid_w / box[1] / box[0]);
+      const std::int64_t most_n = std::min(tile_.units / grid_w / box[1] / box[0], std::max<std::int64_t>(1, kMost / 2 / std::max<std::int64_t>(1, p_.x.n)));
+      box[3] = balanced(p_.batch, most_n);
       for (std::int64_t channels = job_.ic;; channels = ceil_div(channels, 2)) {
         if (!lay_out(box, channels)) break;
         if (shared_bytes() <= std::min(shared_.of_block, shared_.of_multiprocessor - kReservedBytes)) {

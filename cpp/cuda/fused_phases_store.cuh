@@ -12,8 +12,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   using typename Base::Tile;
   using typename Base::Value;
   using Sums = float[Tile_::kM16][Tile_::kN8][4];
-  using Base::Base, Base::job, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged, Base::tables;
-  static constexpr std::int32_t kNowhere = -1;
+  using Base::Base, Base::job, Base::kNowhere, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged, Base::tables;
 
   // The sums of a box as results, in the order of y: as many elements behind a multiple of 16 bytes as in y.
   __device__ __forceinline__ void put(Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
@@ -45,17 +44,19 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       for (int e = 0; e < 2; ++e) to[j][e] = kWindow ? columns[e] + j * unit_bytes : columns[j * 8 + e];
     }
     const bool exists[2] = {columns[0] >= 0, columns[1] >= 0};
+    std::int32_t row_to[2 * Tile::kM16];  // all at once: behind a store each would be waited for
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kM16; ++i) row_to[i] = rows[i * 8].to;
     unsigned char* const bytes = reinterpret_cast<unsigned char*>(staged());
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kM16; ++i) {
-      const std::int32_t row_to = rows[i * 8].to;
-      if (row_to < 0) continue;
+      if (row_to[i] < 0) continue;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
         for (int j = 0; j < Tile::kN8; ++j) {
           const Value v = Narrow<Value>::from(sums[i / 2][j][i % 2 * 2 + e]);
-          if (kWindow ? exists[e] : to[j][e] >= 0) *reinterpret_cast<Value*>(bytes + row_to + to[j][e]) = v;
+          if (kWindow ? exists[e] : to[j][e] >= 0) *reinterpret_cast<Value*>(bytes + row_to[i] + to[j][e]) = v;
         }
       }
     }
@@ -127,72 +128,68 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
     return {first < 0 ? -first : 0, w.out - first < length ? w.out - first : length};
   }
 
-  // The runs with results, or those that are the bias.
-  template <bool kStaged>
-  struct Runs {
-    const PhaseRun* first;
-    std::int32_t count;
-  };
-  template <bool kStaged>
-  __device__ __forceinline__ Runs<kStaged> own_runs() const {
-    const std::int32_t staged = job.lines * std::int32_t(job.box_lines.value);
-    return {kStaged ? runs() : runs() + staged, kStaged ? staged : job.run_count - staged};
-  }
-
-  // Threads take the vectors of all runs, and store those that are whole.
+  // Threads take the vectors of all runs with results, or of those that are the bias, some at a time, and store those that are
+  // whole.
   template <bool kStaged>
   __device__ __forceinline__ void store_vectors(const Reach& reach) const {
-    const auto own = own_runs<kStaged>();
-    const PhaseRun* const end = own.first + own.count;
+    constexpr int kTogether = 4;
+    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
+    const PhaseRun* at = kStaged ? runs() : runs() + staged_runs;
+    const PhaseRun* const end = runs() + (kStaged ? staged_runs : job.run_count);
     const unsigned char* const results = reinterpret_cast<const unsigned char*>(staged());
     std::uint32_t first = threadIdx.x, step = Tile::kThreads;
-    std::int32_t vector = std::int32_t(take(job.run_vectors, first));
-    const std::int32_t vector_step = std::int32_t(take(job.run_vectors, step)), vectors = std::int32_t(job.run_vectors.value);
+    std::int32_t bytes = std::int32_t(take(job.run_vectors, first)) * 16;
+    const std::int32_t bytes_step = std::int32_t(take(job.run_vectors, step)) * 16, all_bytes = std::int32_t(job.run_vectors.value) * 16;
     // Elements at which a whole vector may begin, behind the first of the box.
     const std::int32_t begins = reach.high - reach.low - kVector;
     if (begins < 0) return;
-#pragma unroll 2
-    for (const PhaseRun* at = own.first + first; at < end;) {
-      const PhaseRun run = *at;
-      const std::int32_t begin = vector * kVector - run.skew - reach.low, bytes = vector * 16;
-      at += step, vector += vector_step;
-      if (vector >= vectors) vector -= vectors, ++at;
-      if (std::uint32_t(begin) > std::uint32_t(begins)) continue;
-      uint4 v = make_uint4(run.staged, run.staged, run.staged, run.staged);
-      if constexpr (kStaged) v = *reinterpret_cast<const uint4*>(results + run.staged + bytes);
-      store_global(reinterpret_cast<void*>(run.y + std::uint64_t(bytes)), v);
+    for (at += first; at < end;) {
+      std::uint64_t to[kTogether];
+      uint4 values[kTogether];
+      bool whole[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const PhaseRun run = at < end ? *at : PhaseRun{0, 0, kNoRun};
+        whole[u] = std::uint32_t(bytes / kSize - run.skew - reach.low) <= std::uint32_t(begins);
+        to[u] = run.y + std::uint32_t(bytes);
+        values[u] = make_uint4(run.staged, run.staged, run.staged, run.staged);
+        if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(results + run.staged + bytes);
+        at += step, bytes += bytes_step;
+        if (bytes >= all_bytes) bytes -= all_bytes, ++at;
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (whole[u]) store_global(reinterpret_cast<void*>(to[u]), values[u]);
+      }
     }
   }
-  // And each takes an output of the vectors at both ends of a run, of which only some are the box's: to the left of the first
-  // multiple of a vector, and from the last one on.
-  template <bool kStaged>
+  // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector, and
+  // from the last one on.
   __device__ __forceinline__ void store_ends(const Reach& reach) const {
-    const auto own = own_runs<kStaged>();
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < own.count * 2 * kVector; i += Tile::kThreads) {
-      const PhaseRun run = own.first[i / (2 * kVector)];
+    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kVector; i += Tile::kThreads) {
+      const PhaseRun run = runs()[i / kVector];
+      if (run.skew == kNoRun) continue;
       const std::int32_t low = run.skew + reach.low, high = run.skew + reach.high, whole = (low + kVector - 1) & -kVector;
-      const bool right = i / kVector % 2 != 0;
-      const std::int32_t at = i % kVector + (right ? max(high & -kVector, whole) : whole - kVector);
-      if (run.skew == kNoRun || at < low || at >= high) continue;
-      put_one<kStaged>(run, at, reinterpret_cast<Value*>(run.y) + at);
+      const std::int32_t left = whole - kVector + i % kVector, right = max(high & -kVector, whole) + i % kVector;
+      const bool staged = i < staged_runs * kVector;
+      if (left >= low && left < high) put_one(run, staged, left, left);
+      if (right < high) put_one(run, staged, right, right);
     }
   }
-  template <bool kStaged>
-  __device__ __forceinline__ void put_one(const PhaseRun& run, std::int32_t at, Value* to) const {
+  // Element `at` of a run to the place `to` behind its first in y.
+  __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at, std::int64_t to) const {
     const unsigned char* const results = reinterpret_cast<const unsigned char*>(staged());
-    if constexpr (kStaged) *to = *reinterpret_cast<const Value*>(results + run.staged + at * kSize);
-    if constexpr (!kStaged) *to = *reinterpret_cast<const Value*>(&run.staged);
-  }
-  template <bool kStaged>
-  __device__ __forceinline__ void store_runs(const Reach& reach) const {
-    store_vectors<kStaged>(reach);
-    store_ends<kStaged>(reach);
+    const Value result = is_staged ? *reinterpret_cast<const Value*>(results + run.staged + at * kSize)
+                                   : *reinterpret_cast<const Value*>(&run.staged);
+    reinterpret_cast<Value*>(run.y)[to] = result;
   }
   __device__ __forceinline__ void store(const Box& box) const {
     const Reach reach = reach_of(box);
     if (job.y_axis[2] != 1) return store_apart(reach);
-    store_runs<true>(reach);
-    if (job.empty_lines > 0) store_runs<false>(reach);
+    store_vectors<true>(reach);
+    if (job.empty_lines > 0) store_vectors<false>(reach);
+    store_ends(reach);
   }
 
   // The same where neighbours of y are channels, or its outputs lie apart: lanes take lines.
@@ -203,8 +200,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const std::int32_t number = i % lines, in_box = i / lines % box_lines, output = i / lines / box_lines;
       const PhaseRun run = runs()[number * box_lines + in_box];
       if (output < reach.low || output >= reach.high || run.skew == kNoRun) continue;
-      Value* const to = reinterpret_cast<Value*>(run.y) + (run.skew + output * job.y_axis[2]);
-      number < job.lines ? put_one<true>(run, run.skew + output, to) : put_one<false>(run, 0, to);
+      put_one(run, number < job.lines, run.skew + output, run.skew + output * job.y_axis[2]);
     }
   }
 };

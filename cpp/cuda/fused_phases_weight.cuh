@@ -14,7 +14,7 @@ UPFOLD_DEVICE std::uint32_t tf32_rest(float v, std::uint32_t rounded) {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
   using Base = PhaseMemory<Value_, kExact, Tile_>;
-  using Base::Base, Base::class_size, Base::first_line, Base::fragment_vectors, Base::group, Base::tile, Base::job, Base::kSize,
+  using Base::Base, Base::class_size, Base::first_line, Base::fragment_vectors, Base::group, Base::tile, Base::job, Base::kNowhere, Base::kSize,
       Base::kSkews, Base::kSlotChannels, Base::set_d, Base::set_h;
   using Base::set_steps, Base::steps, Base::tables, Base::weight;
   using typename Base::Tile;
@@ -66,8 +66,8 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
       const std::int32_t to = line * job.staged_line + phase + std::int32_t(std::uint32_t(y) & kSkews);
       if (exists && bias != nullptr) biases.row = bias[group * job.oc + of.channel];
       own.rows[row] = {exists ? to * kSize : -1, 0.0f};
-      own.row_weight[row] = of.channel * std::int32_t(job.w_oc) + tap_of_phase(0, of.phase_d) + tap_of_phase(1, of.phase_h) +
-                            tap_of_phase(2, phase);
+      const std::int32_t taps = tap_of_phase(0, of.phase_d) + tap_of_phase(1, of.phase_h) + tap_of_phase(2, phase);
+      own.row_weight[row] = exists ? of.channel * std::int32_t(job.w_oc) + taps : kNowhere;
     }
     return biases;
   }
@@ -99,55 +99,60 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     }
   }
 
-  // One lane's share of a fragment: rows r and r + 8 in the first slot, and the same in the second; two channels of 16-bit types
-  // are a word. `from` is the group's w at this lane's first channel of a slot.
-  __device__ __forceinline__ void read_fragment(std::uint32_t (&words)[4], const Value* from, std::int32_t number,
-                                                std::int32_t own_steps) const {
+  // One lane's share of the fragments of a step and a slice, of all groups of 16 rows: rows r and r + 8 in the first slot, and the
+  // same in the second; two channels of 16-bit types are a word. `from` is the group's w at this lane's first channel of a slot.
+  using Fragments = std::uint32_t[Tile::kGroups][4];
+  __device__ __forceinline__ void read_fragments(Fragments& words, const Value* from, std::uint32_t number,
+                                                 std::int32_t own_steps) const {
     constexpr std::int32_t kEach = kSize == 2 ? 2 : 1;
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, g = number % Tile::kGroups;
-    std::uint32_t in_all = std::uint32_t(number / Tile::kGroups);
-    const std::int32_t slice = std::int32_t(take(job.slices, in_all));
-    const std::int32_t chunk = job.chunks == 1 ? 0 : std::int32_t(in_all) / own_steps;
-    const PhaseStep step = steps()[std::int32_t(in_all) - chunk * own_steps];
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, slice = std::int32_t(take(job.slices, number));
+    const std::int32_t chunk = job.chunks == 1 ? 0 : std::int32_t(number) / own_steps;
+    const PhaseStep step = steps()[std::int32_t(number) - chunk * own_steps];
     const std::int32_t channel = chunk * job.chunk_channels + step.channel;
 #pragma unroll
     for (int slot = 0; slot < 2; ++slot) {
       const std::int32_t shift = job.folded ? 2 * slice + slot : slice, behind = job.folded ? channel : channel + slot * kSlotChannels;
-      const bool has_taps = (job.shift_groups[shift] >> g & 1) != 0;
-      const std::int32_t left = has_taps ? job.ic - behind - lane % 4 * kEach : 0;
+      const std::uint32_t groups = job.shift_groups[shift];
+      const std::int32_t left = job.ic - behind - lane % 4 * kEach;
+      const Value* const taps = from + (behind * job.w_ic + step.weight + job.shift_weight[shift]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int32_t row = g * 16 + lane / 4 + 8 * half;
-        const std::int32_t offset = tables().row_weight[row] + step.weight + job.shift_weight[shift];
-        const Value* const at = from + (behind * job.w_ic + offset);
-        const bool exists = tables().rows[row].to >= 0;
-        std::uint32_t& word = words[half + 2 * slot];
-        word = 0;
-        if constexpr (kSize == 4) {
-          if (exists && left > 0) word = __float_as_uint(*at);
-        } else {
-          if (exists && left > 0) word = *reinterpret_cast<const std::uint16_t*>(at);
-          if (exists && left > 1) word |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(at + job.w_ic)) << 16;
-        }
+      for (int i = 0; i < 2 * Tile::kGroups; ++i) {
+        const std::int32_t row = tables().row_weight[i * 8 + lane / 4];
+        const bool exists = row >= 0 && (groups >> (i / 2) & 1) != 0;
+        words[i / 2][i % 2 + 2 * slot] = read_word(taps + row, exists ? left : 0);
       }
     }
   }
+  // As many channels of a word as there are.
+  __device__ __forceinline__ std::uint32_t read_word(const Value* at, std::int32_t left) const {
+    if constexpr (kSize == 4) {
+      return left > 0 ? __float_as_uint(*at) : 0;
+    } else {
+      std::uint32_t word = left > 0 ? *reinterpret_cast<const std::uint16_t*>(at) : std::uint16_t(0);
+      if (left > 1) word |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(at + job.w_ic)) << 16;
+      return word;
+    }
+  }
 
-  // The fragments of this tile's weights, of all chunks; a warp has as many on their way as registers allow.
+  // The fragments of this tile's weights, of all chunks; a warp has several on their way.
   __device__ __forceinline__ void load_weight(const Value* w) const {
-    constexpr int kTogether = (Tile::kM16 == 1 ? 8 : 4) / (kSize == 2 ? 2 : 1);
+    constexpr std::int32_t kMost = kSize == 2 ? 4 : 8, kTogether = Tile::kGroups < kMost ? kMost / Tile::kGroups : 1;
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, own_steps = set_steps();
-    const std::int32_t count = job.chunks * own_steps * std::int32_t(job.slices.value) * Tile::kGroups;
+    const std::int32_t count = job.chunks * own_steps * std::int32_t(job.slices.value);
     const std::int32_t channel = group * job.ic + lane % 4 * (kSize == 2 ? 2 : 1);
     const Value* const from = w + channel * job.w_ic;
     for (std::int32_t first = std::int32_t(threadIdx.x) / 32; first < count; first += kTogether * Tile::kWarps) {
-      std::uint32_t words[kTogether][4];
+      Fragments words[kTogether];
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) read_fragment(words[u], from, min(first + u * Tile::kWarps, count - 1), own_steps);
+      for (int u = 0; u < kTogether; ++u)
+        read_fragments(words[u], from, std::uint32_t(min(first + u * Tile::kWarps, count - 1)), own_steps);
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
         const std::int32_t number = first + u * Tile::kWarps;
-        if (number < count) put_fragment(words[u], weight() + number * fragment_vectors() + lane);
+        if (number >= count) break;
+#pragma unroll
+        for (int g = 0; g < Tile::kGroups; ++g)
+          put_fragment(words[u][g], weight() + (number * Tile::kGroups + g) * fragment_vectors() + lane);
       }
     }
   }

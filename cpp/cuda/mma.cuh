@@ -108,6 +108,12 @@ UPFOLD_DEVICE void copy_async(std::uint32_t to, const void* from, bool live) {
 UPFOLD_DEVICE void store_half(std::uint32_t to, std::uint16_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
 }
+// 16 bytes from shared memory, where the compiler would split a load whose words go to registers that do not follow one another.
+UPFOLD_DEVICE uint4 load_shared(std::uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+  return v;
+}
 // 16 bytes to global memory, where the compiler would split a store that it can join with narrower ones.
 UPFOLD_DEVICE void store_global(void* to, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
