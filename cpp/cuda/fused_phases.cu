@@ -82,7 +82,8 @@ std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int c
 }
 
 FusedWork phase_work(const PhasePlan& plan) {
-  return {plan.tiles, plan.job.chunks * plan.job.steps * plan.job.slices.value, plan.job.chunks * plan.job.copy_count, plan.blocks};
+  return {plan.tiles, plan.job.chunks * plan.job.steps * plan.job.slices.value, plan.job.chunks * plan.job.copy_count,
+          plan.blocks};
 }
 
 void fused_phases(const Launch& launch, const Problem& p, const PhasePlan& plan, bool exact, const FusedOperands& operands,

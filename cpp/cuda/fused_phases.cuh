@@ -26,8 +26,9 @@
 namespace upfold::cuda {
 
 constexpr int kMostAxisPhases = 64, kMostAxisShifts = 16, kMostClasses = 8, kMostPhaseSets = 16, kMostEmpty = 64;
-constexpr int kMostWidthShifts = kMostClasses * kMostAxisShifts, kMostWindow = 4;  // shifts of all classes; of a window
-constexpr int kFragmentBytes = 512;                                               // of 16 rows and two slots
+constexpr int kMostWidthShifts = kMostClasses * kMostAxisShifts, kWindowUnits = 4;  // shifts of all classes; units of a window
+constexpr int kMostWindowShifts = kWindowUnits + 1;                                 // which a vector and the one before it serve
+constexpr int kFragmentBytes = 512;                                                 // of 16 rows and two slots
 
 struct PhaseAxis {
   std::int32_t in, out, stride, pad, dilation;
@@ -77,7 +78,7 @@ struct PhaseJob {
   // In full float32: 2 if the weight lies split, 1 if each read splits it, which those of a window do not. And nothing.
   std::int32_t weight_parts;
   std::uint32_t zero;
-  Divisor slices;                     // of a step
+  Divisor slices;  // of a step
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
 };
 static_assert(sizeof(PhaseJob) <= 3800, "with the pointers it is the arguments of a launch");
@@ -87,7 +88,7 @@ struct PhaseTile {
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_, kWarpsK = kWarpsK_, kM16 = kM16_, kN8 = kN8_, kBlocks = kBlocks_;
   static constexpr int kWarps = kWarpsM * kWarpsN * kWarpsK, kThreads = 32 * kWarps;
   static constexpr int kGroups = kWarpsM * kM16, kRows = 16 * kGroups, kUnits = kWarpsN * kN8 * 8;
-  static_assert(kN8 == kMostWindow && 2 * kRows <= kThreads, "a window is a vector; a thread makes a line");
+  static_assert(kN8 == kWindowUnits && 2 * kRows <= kThreads, "a window is a vector; a thread makes a line");
   static constexpr int kReduced = (kWarpsK - 1) * kWarpsM * kWarpsN * kM16 * kN8 * 32;  // float4, of partial sums
 };
 
@@ -108,9 +109,9 @@ struct alignas(16) PhaseLine {
   float bias;
 };
 constexpr std::int32_t kNoLine = -(1 << 30);
-// A line of units in one line, in vectors of 16 bytes: the address in y of the first one that holds an output of the box, where it
-// is staged, in bytes (of lines without taps: the bias, as often as a word holds it), and how many elements behind it the box
-// begins (kNoRun: no output of it is there).
+// A line of units in one line, in vectors of 16 bytes: the address in y of the first one that holds an output of the box, where
+// it is staged in shared memory (of lines without taps: the bias, as often as a word holds it), and how many bytes behind it the
+// box begins (kNoRun: no output of it is there).
 struct alignas(16) PhaseRun {
   std::uint64_t y;
   std::uint32_t staged;
@@ -123,7 +124,7 @@ struct PhaseTables {
   PhaseRow rows[Tile::kRows];
   std::int32_t row_weight[Tile::kRows];  // the offset of a row's channel and phases in w; -1: no row
   std::int32_t columns[Tile::kUnits];    // where each unit of a box, in a window each four, is staged, in bytes; -1: nowhere
-  PhaseLine lines[2 * Tile::kRows];  // with products, and behind them without taps
+  PhaseLine lines[2 * Tile::kRows];      // with products, and behind them without taps
 };
 
 // What a block keeps in shared memory, and which rows it owns: of one group, some lines of a set.

@@ -1,4 +1,5 @@
-// The products of the fused method's phase tiles: how a lane reads x as fragments of the tensor cores, and the loops over a chunk.
+// The products of the fused method's phase tiles: how a lane reads x as fragments of the tensor cores, and the loops over a
+// chunk.
 #pragma once
 
 #include "fused_phases_store.cuh"
@@ -21,7 +22,7 @@ UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t 
 template <typename Block, int kShifts, bool kFolded>
 struct PhaseWindow {
   static constexpr int kSlots = kFolded ? 1 : 2, kLeast = kShifts == 1 ? 4 : kShifts == 2 ? 3 : 0;
-  using Words = std::uint32_t[2 * kMostWindow][kSlots];
+  using Words = std::uint32_t[2 * kWindowUnits][kSlots];
   Words words[Block::kParts];
 
   // `at` is the first unit's input without a shift, in the lane's first channel.
@@ -49,7 +50,8 @@ struct PhaseWindow {
     split<Block::kParts == 2>(words[0][at][slot], words[Block::kParts - 1][at][slot], word);
   }
   // Two channels of 16 bits as one word.
-  static __device__ __forceinline__ void read_pairs(Words& to, int slot, const unsigned char* first, const unsigned char* second) {
+  static __device__ __forceinline__ void read_pairs(Words& to, int slot, const unsigned char* first,
+                                                    const unsigned char* second) {
     pair_up(to, 4, slot, *reinterpret_cast<const uint2*>(first), *reinterpret_cast<const uint2*>(second));
     if constexpr (kLeast == 3)
       to[3][slot] = __byte_perm(*reinterpret_cast<const std::uint32_t*>(first - 4),
@@ -66,7 +68,7 @@ struct PhaseWindow {
 // A lane's share of both slots of the four products of a warp: words[part][product][slot].
 template <typename Block>
 struct PhaseInputsOfSlice {
-  std::uint32_t words[Block::kParts][kMostWindow][2];
+  std::uint32_t words[Block::kParts][kWindowUnits][2];
 
   // Of a slice of a window.
   template <int kShifts, bool kFolded>
@@ -74,7 +76,7 @@ struct PhaseInputsOfSlice {
 #pragma unroll
     for (int part = 0; part < Block::kParts; ++part) {
 #pragma unroll
-      for (int j = 0; j < kMostWindow; ++j) {
+      for (int j = 0; j < kWindowUnits; ++j) {
         const int at = 4 + j - (kFolded ? 2 * slice : slice);
         words[part][j][0] = window.words[part][at][0];
         words[part][j][1] = kFolded ? window.words[part][at - 1][0] ^ zero : window.words[part][at][kFolded ? 0 : 1];
@@ -82,9 +84,10 @@ struct PhaseInputsOfSlice {
     }
   }
   // Value by value, of products of eight neighbouring units; `columns` is where each begins.
-  __device__ __forceinline__ void read(const unsigned char* at, const std::int32_t (&columns)[kMostWindow], const PhaseJob& job) {
+  __device__ __forceinline__ void read(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits],
+                                       const PhaseJob& job) {
 #pragma unroll
-    for (int j = 0; j < kMostWindow; ++j) {
+    for (int j = 0; j < kWindowUnits; ++j) {
 #pragma unroll
       for (int slot = 0; slot < 2; ++slot) {
         const unsigned char* const own = at + columns[j] + slot * Block::kSlotChannels * job.channel_step;
@@ -105,8 +108,8 @@ struct PhaseInputsOfSlice {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
   using Base = PhaseResults<Value_, kExact, Tile_>;
-  using Base::Base, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels, Base::reduced, Base::set_steps, Base::steps,
-      Base::weight;
+  using Base::Base, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels, Base::reduced,
+      Base::set_steps, Base::steps, Base::weight;
   using typename Base::Sums;
   using typename Base::Tile;
   using typename Base::Value;
@@ -117,7 +120,9 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
-      const std::int32_t column = warp_n * Tile::kN8 * 8 + (job.window ? lane / 4 * kMostWindow + j : j * 8 + lane / 4);
+      columns[j] = 0;
+      if (j > 0 && job.window) continue;
+      const std::int32_t column = warp_n * Tile::kN8 * 8 + (job.window ? lane / 4 * kWindowUnits : j * 8 + lane / 4);
       std::uint32_t rest = std::uint32_t(column);
       const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       if (rest >= job.box_lines.value) rest = 0;
@@ -248,8 +253,8 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
   template <typename Step>
   __device__ __forceinline__ void for_steps(std::int32_t chunk, std::int32_t warp_m, std::int32_t warp_k, Step step) const {
     const std::int32_t count = set_steps(), vectors = std::int32_t(job.slices.value) * Tile::kGroups * fragment_vectors();
-    const uint4* a = weight() + (chunk * count + warp_k) * vectors + warp_m * Tile::kM16 * fragment_vectors() +
-                     std::int32_t(threadIdx.x) % 32;
+    const uint4* a =
+        weight() + (chunk * count + warp_k) * vectors + warp_m * Tile::kM16 * fragment_vectors() + std::int32_t(threadIdx.x) % 32;
     const PhaseStep* at = steps() + warp_k;
 #pragma unroll 2
     for (std::int32_t i = warp_k; i < count; i += Tile::kWarpsK, a += Tile::kWarpsK * vectors, at += Tile::kWarpsK)
@@ -260,14 +265,18 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
                                            std::int32_t warp_k) const {
     const unsigned char* const own = x + columns[0];
     if (!job.window) {
-      for_steps(chunk, warp_m, warp_k, [&](const uint4* a, std::int32_t from) { add_shifts(sums, a, x + from, columns, warp_m); });
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_shifts(sums, a, x + from, columns, warp_m); });
     } else if (kSize == 2 && job.folded) {
       if constexpr (kSize == 2)
-        for_steps(chunk, warp_m, warp_k, [&](const uint4* a, std::int32_t from) { add_window<2, true>(sums, a, own + from, warp_m); });
+        for_steps(chunk, warp_m, warp_k,
+                  [&](const uint4* a, std::int32_t from) { add_window<2, true>(sums, a, own + from, warp_m); });
     } else if (job.width_shifts <= 2) {
-      for_steps(chunk, warp_m, warp_k, [&](const uint4* a, std::int32_t from) { add_window<2, false>(sums, a, own + from, warp_m); });
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_window<2, false>(sums, a, own + from, warp_m); });
     } else {
-      for_steps(chunk, warp_m, warp_k, [&](const uint4* a, std::int32_t from) { add_window<4, false>(sums, a, own + from, warp_m); });
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_window<kMostWindowShifts, false>(sums, a, own + from, warp_m); });
     }
   }
 

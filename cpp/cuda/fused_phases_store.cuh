@@ -12,7 +12,8 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   using typename Base::Tile;
   using typename Base::Value;
   using Sums = float[Tile_::kM16][Tile_::kN8][4];
-  using Base::Base, Base::job, Base::kNowhere, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged, Base::tables;
+  using Base::Base, Base::job, Base::memory, Base::kNowhere, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged,
+      Base::tables;
 
   // The sums of a box as results, in the order of y: as many elements behind a multiple of 16 bytes as in y.
   __device__ __forceinline__ void put(Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
@@ -32,16 +33,16 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
     }
     job.window ? put_columns<true>(sums, rows, warp_n) : put_columns<false>(sums, rows, warp_n);
   }
-  template <bool kWindow>
+  template <bool kInWindow>
   __device__ __forceinline__ void put_columns(const Sums& sums, const PhaseRow* rows, std::int32_t warp_n) const {
-    const std::int32_t* const columns = tables().columns + warp_n * (kWindow ? 8 : 8 * Tile::kN8) +
-                                        std::int32_t(threadIdx.x) % 4 * 2;
+    const std::int32_t* const columns =
+        tables().columns + warp_n * (kInWindow ? 8 : 8 * Tile::kN8) + std::int32_t(threadIdx.x) % 4 * 2;
     const std::int32_t unit_bytes = job.axis[2].stride * kSize;
     std::int32_t to[Tile::kN8][2];
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) to[j][e] = kWindow ? columns[e] + j * unit_bytes : columns[j * 8 + e];
+      for (int e = 0; e < 2; ++e) to[j][e] = kInWindow ? columns[e] + j * unit_bytes : columns[j * 8 + e];
     }
     const bool exists[2] = {columns[0] >= 0, columns[1] >= 0};
     std::int32_t row_to[2 * Tile::kM16];  // all at once: behind a store each would be waited for
@@ -56,7 +57,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
 #pragma unroll
         for (int j = 0; j < Tile::kN8; ++j) {
           const Value v = Narrow<Value>::from(sums[i / 2][j][i % 2 * 2 + e]);
-          if (kWindow ? exists[e] : to[j][e] >= 0) *reinterpret_cast<Value*>(bytes + row_to[i] + to[j][e]) = v;
+          if (kInWindow ? exists[e] : to[j][e] >= 0) *reinterpret_cast<Value*>(bytes + row_to[i] + to[j][e]) = v;
         }
       }
     }
@@ -80,6 +81,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   __device__ __forceinline__ void make_runs(const Box& box, const Value* y) const {
     PhaseTables<Tile>& own = tables();
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(y);
+    const std::int32_t staged_from = std::int32_t(reinterpret_cast<const unsigned char*>(staged()) - memory);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count; i += Tile::kThreads) {
       std::uint32_t number = std::uint32_t(i);
       const std::int32_t in_line = std::int32_t(take(job.box_lines, number));
@@ -92,9 +94,9 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const std::int32_t to = std::int32_t(number) * job.staged_line + in_line * job.staged_pitch + skews - skew;
       const bool staged = std::int32_t(number) < job.lines;
       runs()[i] = PhaseRun{first + std::uint64_t((line.y + in_box.y - skew) * kSize),
-                           staged ? std::uint32_t(to * kSize) : word_of(line.bias), inside ? skew : kNoRun};
+                           staged ? std::uint32_t(to * kSize + staged_from) : word_of(line.bias), inside ? skew * kSize : kNoRun};
     }
-    const std::int32_t each = job.window ? kMostWindow : 1;
+    const std::int32_t each = job.window ? kWindowUnits : 1;
     // By the last threads first: the first ones had runs.
     for (std::int32_t i = Tile::kThreads - 1 - std::int32_t(threadIdx.x); i < Tile::kUnits / each; i += Tile::kThreads) {
       std::uint32_t rest = std::uint32_t(i * each);
@@ -134,28 +136,29 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   __device__ __forceinline__ void store_vectors(const Reach& reach) const {
     constexpr int kTogether = 4;
     const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
-    const PhaseRun* at = kStaged ? runs() : runs() + staged_runs;
-    const PhaseRun* const end = runs() + (kStaged ? staged_runs : job.run_count);
-    const unsigned char* const results = reinterpret_cast<const unsigned char*>(staged());
+    const PhaseRun* const own = kStaged ? runs() : runs() + staged_runs;
+    const std::int32_t last = (kStaged ? staged_runs : job.run_count - staged_runs) - 1;
     std::uint32_t first = threadIdx.x, step = Tile::kThreads;
     std::int32_t bytes = std::int32_t(take(job.run_vectors, first)) * 16;
-    const std::int32_t bytes_step = std::int32_t(take(job.run_vectors, step)) * 16, all_bytes = std::int32_t(job.run_vectors.value) * 16;
-    // Elements at which a whole vector may begin, behind the first of the box.
-    const std::int32_t begins = reach.high - reach.low - kVector;
+    const std::int32_t bytes_step = std::int32_t(take(job.run_vectors, step)) * 16,
+                       all_bytes = std::int32_t(job.run_vectors.value) * 16;
+    // Bytes at which a whole vector may begin, behind the first of the box.
+    const std::int32_t low = reach.low * kSize, begins = (reach.high - reach.low - kVector) * kSize;
     if (begins < 0) return;
-    for (at += first; at < end;) {
+    for (std::int32_t number = std::int32_t(first); number <= last;) {
       std::uint64_t to[kTogether];
       uint4 values[kTogether];
       bool whole[kTogether];
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
-        const PhaseRun run = at < end ? *at : PhaseRun{0, 0, kNoRun};
-        whole[u] = std::uint32_t(bytes / kSize - run.skew - reach.low) <= std::uint32_t(begins);
+        const PhaseRun run = own[min(number, last)];
+        whole[u] = number <= last && std::uint32_t(bytes - run.skew - low) <= std::uint32_t(begins);
         to[u] = run.y + std::uint32_t(bytes);
-        values[u] = make_uint4(run.staged, run.staged, run.staged, run.staged);
-        if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(results + run.staged + bytes);
-        at += step, bytes += bytes_step;
-        if (bytes >= all_bytes) bytes -= all_bytes, ++at;
+        if constexpr (!kStaged) values[u] = make_uint4(run.staged, run.staged, run.staged, run.staged);
+        if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(memory + (run.staged + std::uint32_t(bytes)));
+        bytes += bytes_step;
+        const bool next = bytes >= all_bytes;
+        number += std::int32_t(step) + (next ? 1 : 0), bytes -= next ? all_bytes : 0;
       }
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
@@ -163,15 +166,16 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       }
     }
   }
-  // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector, and
-  // from the last one on.
+  // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector,
+  // and from the last one on.
   __device__ __forceinline__ void store_ends(const Reach& reach) const {
     const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kVector; i += Tile::kThreads) {
       const PhaseRun run = runs()[i / kVector];
       if (run.skew == kNoRun) continue;
-      const std::int32_t low = run.skew + reach.low, high = run.skew + reach.high, whole = (low + kVector - 1) & -kVector;
-      const std::int32_t left = whole - kVector + i % kVector, right = max(high & -kVector, whole) + i % kVector;
+      const std::int32_t skew = run.skew / kSize, low = skew + reach.low, high = skew + reach.high;
+      const std::int32_t whole = (low + kVector - 1) & -kVector, left = whole - kVector + i % kVector;
+      const std::int32_t right = max(high & -kVector, whole) + i % kVector;
       const bool staged = i < staged_runs * kVector;
       if (left >= low && left < high) put_one(run, staged, left, left);
       if (right < high) put_one(run, staged, right, right);
@@ -179,8 +183,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   }
   // Element `at` of a run to the place `to` behind its first in y.
   __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at, std::int64_t to) const {
-    const unsigned char* const results = reinterpret_cast<const unsigned char*>(staged());
-    const Value result = is_staged ? *reinterpret_cast<const Value*>(results + run.staged + at * kSize)
+    const Value result = is_staged ? *reinterpret_cast<const Value*>(memory + (run.staged + std::uint32_t(at * kSize)))
                                    : *reinterpret_cast<const Value*>(&run.staged);
     reinterpret_cast<Value*>(run.y)[to] = result;
   }
@@ -200,7 +203,8 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const std::int32_t number = i % lines, in_box = i / lines % box_lines, output = i / lines / box_lines;
       const PhaseRun run = runs()[number * box_lines + in_box];
       if (output < reach.low || output >= reach.high || run.skew == kNoRun) continue;
-      put_one(run, number < job.lines, run.skew + output, run.skew + output * job.y_axis[2]);
+      const std::int32_t skew = run.skew / kSize;
+      put_one(run, number < job.lines, skew + output, skew + output * job.y_axis[2]);
     }
   }
 };

@@ -14,8 +14,8 @@ UPFOLD_DEVICE std::uint32_t tf32_rest(float v, std::uint32_t rounded) {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
   using Base = PhaseMemory<Value_, kExact, Tile_>;
-  using Base::Base, Base::class_size, Base::first_line, Base::fragment_vectors, Base::group, Base::tile, Base::job, Base::kNowhere, Base::kSize,
-      Base::kSkews, Base::kSlotChannels, Base::set_d, Base::set_h;
+  using Base::Base, Base::class_size, Base::first_line, Base::fragment_vectors, Base::group, Base::tile, Base::job,
+      Base::kNowhere, Base::kSize, Base::kSkews, Base::kSlotChannels, Base::set_d, Base::set_h;
   using Base::set_steps, Base::steps, Base::tables, Base::weight;
   using typename Base::Tile;
   using typename Base::Value;
@@ -99,27 +99,30 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     }
   }
 
-  // One lane's share of the fragments of a step and a slice, of all groups of 16 rows: rows r and r + 8 in the first slot, and the
-  // same in the second; two channels of 16-bit types are a word. `from` is the group's w at this lane's first channel of a slot.
+  // One lane's share of the fragments of a step and a slice, of all groups of 16 rows: rows r and r + 8 in the first slot, and
+  // the same in the second; two channels of 16-bit types are a word. `from` is the group's w at this lane's first channel of a
+  // slot.
   using Fragments = std::uint32_t[Tile::kGroups][4];
   __device__ __forceinline__ void read_fragments(Fragments& words, const Value* from, std::uint32_t number,
-                                                 std::int32_t own_steps) const {
+                                                 std::int32_t own_steps, std::uint32_t inverse) const {
     constexpr std::int32_t kEach = kSize == 2 ? 2 : 1;
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, slice = std::int32_t(take(job.slices, number));
-    const std::int32_t chunk = job.chunks == 1 ? 0 : std::int32_t(number) / own_steps;
+    // Both are fewer than 2^16: high(number * inverse) = number / own_steps.
+    const std::int32_t chunk = std::int32_t(inverse == 0 ? number : __umulhi(number, inverse));
     const PhaseStep step = steps()[std::int32_t(number) - chunk * own_steps];
-    const std::int32_t channel = chunk * job.chunk_channels + step.channel;
+    const std::int32_t channel = chunk * job.chunk_channels + step.channel, channel_step = std::int32_t(job.w_ic);
 #pragma unroll
     for (int slot = 0; slot < 2; ++slot) {
-      const std::int32_t shift = job.folded ? 2 * slice + slot : slice, behind = job.folded ? channel : channel + slot * kSlotChannels;
+      const std::int32_t shift = job.folded ? 2 * slice + slot : slice,
+                         behind = job.folded ? channel : channel + slot * kSlotChannels;
       const std::uint32_t groups = job.shift_groups[shift];
       const std::int32_t left = job.ic - behind - lane % 4 * kEach;
-      const Value* const taps = from + (behind * job.w_ic + step.weight + job.shift_weight[shift]);
+      const std::int32_t taps = behind * channel_step + step.weight + job.shift_weight[shift];
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kGroups; ++i) {
         const std::int32_t row = tables().row_weight[i * 8 + lane / 4];
         const bool exists = row >= 0 && (groups >> (i / 2) & 1) != 0;
-        words[i / 2][i % 2 + 2 * slot] = read_word(taps + row, exists ? left : 0);
+        words[i / 2][i % 2 + 2 * slot] = read_word(from + (taps + row), exists ? left : 0);
       }
     }
   }
@@ -141,11 +144,12 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     const std::int32_t count = job.chunks * own_steps * std::int32_t(job.slices.value);
     const std::int32_t channel = group * job.ic + lane % 4 * (kSize == 2 ? 2 : 1);
     const Value* const from = w + channel * job.w_ic;
+    const std::uint32_t inverse = own_steps > 1 ? ~0u / std::uint32_t(own_steps) + 1 : 0;
     for (std::int32_t first = std::int32_t(threadIdx.x) / 32; first < count; first += kTogether * Tile::kWarps) {
       Fragments words[kTogether];
 #pragma unroll
       for (int u = 0; u < kTogether; ++u)
-        read_fragments(words[u], from, std::uint32_t(min(first + u * Tile::kWarps, count - 1)), own_steps);
+        read_fragments(words[u], from, std::uint32_t(min(first + u * Tile::kWarps, count - 1)), own_steps, inverse);
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
         const std::int32_t number = first + u * Tile::kWarps;

@@ -63,12 +63,12 @@ UPFOLD_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 template <typename Value>
 struct HalfTensorCore;
 
-#define UPFOLD_HALF_MMA(Value, shape_and_types)                                                                 \
-  template <>                                                                                                   \
-  struct HalfTensorCore<Value> {                                                                                \
+#define UPFOLD_HALF_MMA(Value, shape_and_types)                                                                  \
+  template <>                                                                                                    \
+  struct HalfTensorCore<Value> {                                                                                 \
     static __device__ __forceinline__ void add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b) { \
-      UPFOLD_HALF_MMA_BODY(shape_and_types)                                                                     \
-    }                                                                                                           \
+      UPFOLD_HALF_MMA_BODY(shape_and_types)                                                                      \
+    }                                                                                                            \
   };
 #if __CUDA_ARCH__ >= 800
 #define UPFOLD_HALF_MMA_BODY(shape_and_types)                                                             \
