@@ -6,19 +6,24 @@
 
 namespace upfold::cuda {
 
-// A float32 as TF32 and, in full float32, what that leaves.
+// A float32 as TF32, rounded to nearest, ties away from zero, and beside it low bits that a product cuts off: half a step of TF32
+// is added, which leaves NaN and infinity what they are. Two instructions, where the conversion takes three.
+UPFOLD_DEVICE std::uint32_t near_tf32(std::uint32_t word) {
+  return __float_as_uint(fmaf(__uint_as_float(word & 0xff800000u), 0x1p-11f, __uint_as_float(word)));
+}
+// The same of a value and, in full float32, of what that leaves.
 template <bool kExact>
 UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t word) {
-  const float v = __uint_as_float(word);
-  high = to_tf32(v);
-  if constexpr (kExact) low = tf32_rest(v, high);
+  high = near_tf32(word);
+  if constexpr (kExact) {
+    const float v = __uint_as_float(word), rest = v - __uint_as_float(high & 0xffffe000u);
+    low = near_tf32(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
+  }
 }
 
 // The inputs of a lane's four neighbouring units in its channels of both slots (one, where slots are shifts), and as many before
-// them as kShifts shifts reach: words[part][4 + unit - shift][slot]. A product wants its slots in neighbouring registers: 16-bit
-// channels come there as they are paired up, and float32 by an operation with a zero that the compiler does not know; of moves it
-// makes one for each product. Rounding here, where each value serves all products of a step, takes fewer instructions than once
-// in shared memory, from where a value is read about three times.
+// them as kShifts shifts reach: words[part][4 + unit - shift][slot]. Rounding here, where each value serves all products of a
+// step, takes fewer instructions than once in shared memory, from where a value is read about three times.
 template <typename Block, int kShifts, bool kFolded>
 struct PhaseWindow {
   static constexpr int kSlots = kFolded ? 1 : 2, kLeast = kShifts == 1 ? 4 : kShifts == 2 ? 3 : 0;
@@ -31,20 +36,19 @@ struct PhaseWindow {
     for (int slot = 0; slot < kSlots; ++slot) {
       const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
       if constexpr (Block::kSize == 4) {
-        read_words(slot, own, job.zero);
+        read_words(slot, own);
       } else {
         read_pairs(words[0], slot, own, own + job.channel_step);
       }
     }
   }
-  __device__ __forceinline__ void read_words(int slot, const unsigned char* at, std::uint32_t zero) {
-    put_four(4, slot, load_shared(shared_address(at)), zero);
-    if constexpr (kLeast == 3) put(3, slot, *reinterpret_cast<const std::uint32_t*>(at - 4) ^ zero);
-    if constexpr (kLeast == 0) put_four(0, slot, load_shared(shared_address(at - 16)), zero);
+  __device__ __forceinline__ void read_words(int slot, const unsigned char* at) {
+    put_four(4, slot, load_shared(shared_address(at)));
+    if constexpr (kLeast == 3) put(3, slot, *reinterpret_cast<const std::uint32_t*>(at - 4));
+    if constexpr (kLeast == 0) put_four(0, slot, load_shared(shared_address(at - 16)));
   }
-  __device__ __forceinline__ void put_four(int first, int slot, const uint4& v, std::uint32_t zero) {
-    put(first, slot, v.x ^ zero), put(first + 1, slot, v.y ^ zero);
-    put(first + 2, slot, v.z ^ zero), put(first + 3, slot, v.w ^ zero);
+  __device__ __forceinline__ void put_four(int first, int slot, const uint4& v) {
+    put(first, slot, v.x), put(first + 1, slot, v.y), put(first + 2, slot, v.z), put(first + 3, slot, v.w);
   }
   __device__ __forceinline__ void put(int at, int slot, std::uint32_t word) {
     split<Block::kParts == 2>(words[0][at][slot], words[Block::kParts - 1][at][slot], word);
@@ -70,7 +74,8 @@ template <typename Block>
 struct PhaseInputsOfSlice {
   std::uint32_t words[Block::kParts][kWindowUnits][2];
 
-  // Of a slice of a window.
+  // Of a slice of a window. A product wants its slots in neighbouring registers: what is in two of a folded slice's comes to one
+  // of them by an operation with a zero that the compiler does not know; of moves it makes one for each product.
   template <int kShifts, bool kFolded>
   __device__ __forceinline__ void choose(const PhaseWindow<Block, kShifts, kFolded>& window, int slice, std::uint32_t zero) {
 #pragma unroll
