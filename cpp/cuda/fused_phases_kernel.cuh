@@ -37,14 +37,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.load_weight(w);
       block.put_biases(biases);
       block.find_units(columns, warp_n);
+      block.clear(sums);
     } else if (turn >= 0) {
       copy_async_wait<1>();
       __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
       if (chunk == 0) {
         block.make_runs(box, y);
         if (job.prefill) block.fill_staged();
-#pragma unroll
-        for (int i = 0; i < Tile::kM16 * Tile::kN8 * 4; ++i) sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4] = 0;
       }
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
       __syncthreads();  // everyone has left the inputs, and the runs are known
@@ -59,6 +58,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if (block.reduce(sums, warp_mn, warp_k)) block.put(sums, warp_m, warp_n);
     __syncthreads();  // results are complete
     block.store(box);
+    block.clear(sums);  // not where the first chunk begins: they would keep their registers while results are stored
     chunk = 0, number += box_step;
   }
 }
