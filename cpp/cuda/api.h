@@ -167,8 +167,8 @@ bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment
 struct FusedPlan;
 struct PhasePlan;
 // What a choice launches: tiles, of a part of the reduction each; steps of the reduction in one; inputs that a tile reads, and
-// parts that the reduction is cut into. Of rows that are pairs of a channel and a phase: tiles, steps, copies of a step's chunk
-// of channels, and blocks. All 0 where kernel and stride are equal.
+// parts that the reduction is cut into. Of rows that are pairs of a channel and a phase: tiles, products of each group of rows
+// and units, copies, and blocks. All 0 where kernel and stride are equal.
 struct FusedWork {
   std::int64_t tiles, steps, patch, parts;
 };

@@ -106,7 +106,7 @@ bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device)) return false;
   if (config >= first_phase_tile())
-    return p.batch == 0 || plan_phases(device, p, config - first_phase_tile(), alignment) != nullptr;
+    return p.batch == 0 || plan_phases(device, p, config - first_phase_tile(), alignment, exact) != nullptr;
   if (exact && p.dtype == Dtype::kFloat32) return false;
   if (config >= kTileCount) return equal_fits(device, p, config - kTileCount);
   if (!is_compiled(device, config)) return false;
@@ -117,7 +117,7 @@ FusedCall::FusedCall(int device, const Problem& p, int config, std::int64_t alig
     : device_(device), config_(config), alignment_(alignment), exact_(exact), problem_(p) {
   require(fused_fits(device, p, config, alignment, exact), "config = ", config, "; it does not fit this problem");
   if (p.batch == 0) return;
-  if (config >= first_phase_tile()) phases_ = plan_phases(device, p, config - first_phase_tile(), alignment);
+  if (config >= first_phase_tile()) phases_ = plan_phases(device, p, config - first_phase_tile(), alignment, exact);
   if (config >= kTileCount) return;
   plan_ = std::make_shared<const FusedPlan>(plan_fused(p, kTiles[config], shared_memory(device), alignment, workspace_cap));
 }

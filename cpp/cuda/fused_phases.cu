@@ -64,16 +64,26 @@ void run(const Launch& launch, const PhasePlan& plan, const FusedOperands& opera
 
 std::vector<PhaseTileSize> phase_tiles() { return {kTiles, kTiles + kTileCount}; }
 
-std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int config, std::int64_t alignment) {
+std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int config, std::int64_t alignment, bool exact) {
   if (config < 0 || config >= kTileCount) return nullptr;
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  PhasePlan plan = PhasePlanner(p, kTiles[config], kTableBytes[config], alignment).plan(shared_memory(device), count);
+  const auto plan_with = [&](bool three_products, bool split) {
+    PhasePlanner planner(p, kTiles[config], kTableBytes[config], alignment, three_products, split);
+    return planner.plan(shared_memory(device), count);
+  };
+  const bool three_products = exact && p.dtype == Dtype::kFloat32;
+  PhasePlan plan = plan_with(three_products, true);
+  if (three_products) {
+    const PhasePlan other = plan_with(true, false);
+    if (other.blocks > 0 && (plan.blocks == 0 || other.cost < plan.cost)) plan = other;
+  }
   return plan.blocks > 0 ? std::make_shared<const PhasePlan>(plan) : nullptr;
 }
 
 FusedWork phase_work(const PhasePlan& plan) {
-  return {plan.tiles, plan.job.chunks * plan.job.steps, plan.job.copy_count, plan.blocks};
+  return {plan.tiles, plan.job.chunks * plan.job.steps * plan.job.slices.value, plan.job.chunks * plan.job.copy_count,
+          plan.blocks};
 }
 
 void fused_phases(const Launch& launch, const Problem& p, const PhasePlan& plan, bool exact, const FusedOperands& operands,

@@ -14,8 +14,8 @@ struct PhasePlan;
 
 std::vector<PhaseTileSize> phase_tiles();
 // `exact`: float32 is multiplied as sums of two TF32, three products for each, instead of rounded to one.
-std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int config,
-                                             std::int64_t alignment);  // null: none fits
+std::shared_ptr<const PhasePlan> plan_phases(int device, const Problem& p, int config, std::int64_t alignment,
+                                             bool exact);  // null: none fits
 FusedWork phase_work(const PhasePlan& plan);
 void fused_phases(const Launch& launch, const Problem& p, const PhasePlan& plan, bool exact, const FusedOperands& operands,
                   int config);

@@ -14,21 +14,30 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   using typename Base::Value;
 
   // Threads take places of x (of one channel, or, where it is channels-last, of one vector of them), and then channels: where a
-  // place comes from, beside the channel (-1: zeros), and where it goes.
+  // place comes from behind the first of its box, whether it is inside of x (otherwise zeros), and where it goes.
   struct Place {
-    std::int64_t from;
-    std::int32_t to;
+    std::int32_t from, to;
+    bool live;
   };
   __device__ __forceinline__ Place place_at(std::int32_t number, const Box& box) const {
     std::uint32_t line = std::uint32_t(number);
-    const std::int32_t own_input = std::int32_t(take(job.in_row, line)) * (job.dense ? 1 : job.grain / kSize);
-    const std::int32_t to = std::int32_t(line) * job.line_step + own_input * job.input_step;
-    const std::int32_t h = std::int32_t(take(job.in_h, line)) + box.unit[1] - job.axis[1].most_shift;
-    const std::int32_t d = std::int32_t(take(job.in_d, line)) + box.unit[0] - job.axis[0].most_shift;
-    const std::int32_t n = std::int32_t(line) + box.n, input = own_input + box.unit[2] - job.axis[2].most_shift - job.skew;
-    const bool live = n < job.batch && std::uint32_t(d) < std::uint32_t(job.axis[0].in) &&
-                      std::uint32_t(h) < std::uint32_t(job.axis[1].in) && std::uint32_t(input) < std::uint32_t(job.axis[2].in);
-    return {live ? n * job.x_n + d * job.x_axis[0] + h * job.x_axis[1] + input * job.x_axis[2] : -1, to};
+    const std::int32_t input = std::int32_t(take(job.in_row, line)) * (job.dense ? 1 : job.grain / kSize);
+    const std::int32_t to = std::int32_t(line) * job.line_step + input * job.input_step;
+    const std::int32_t h = std::int32_t(take(job.in_h, line)), d = std::int32_t(take(job.in_d, line)), n = std::int32_t(line);
+    const auto inside = [&](int axis, std::int32_t at) {
+      return std::uint32_t(at + box.unit[axis] - job.axis[axis].most_shift) < std::uint32_t(job.axis[axis].in);
+    };
+    const bool live = n + box.n < job.batch && inside(0, d) && inside(1, h) && inside(2, input - job.skew);
+    return {n * std::int32_t(job.x_n) + d * std::int32_t(job.x_axis[0]) + h * std::int32_t(job.x_axis[1]) +
+                input * std::int32_t(job.x_axis[2]),
+            to, live};
+  }
+  // The first place of a box: it may be outside of x.
+  __device__ __forceinline__ std::int64_t first_input(const Box& box) const {
+    std::int64_t at = box.n * job.x_n - job.skew * job.x_axis[2];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) at += (box.unit[i] - job.axis[i].most_shift) * job.x_axis[i];
+    return at;
   }
 
   // What a thread copies: its first place, and its first channel of it; the next channel is `step` behind that.
@@ -46,22 +55,25 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   template <int kBytes>
   __device__ __forceinline__ void copy_grains(const Value* x, const Box& box, const Share& own, Place place, std::int32_t chunk,
                                               unsigned char* to) const {
-    const std::int32_t left = job.ic - chunk * job.chunk_channels;
-    const Value* const first = x + (std::int64_t(group) * job.ic + chunk * job.chunk_channels + own.begin) * job.x_c;
+    const std::int32_t left = min(job.ic - chunk * job.chunk_channels, job.chunk_channels);
+    const std::int64_t channel = std::int64_t(group) * job.ic + chunk * job.chunk_channels + own.begin;
+    const Value* const first = x + (channel * job.x_c + first_input(box));
     const std::int64_t from_step = own.step * job.x_c;
     const std::uint32_t to_step = std::uint32_t(own.step * job.channel_step);
     for (std::int32_t number = own.number; number < job.place_count;) {
-      const bool live = place.from >= 0;
-      const Value* from = live ? first + place.from : x;
+      const Value* from = first + place.from;
       std::uint32_t own_to = shared_address(to) + std::uint32_t(place.to + own.begin * job.channel_step);
+      std::int32_t c = own.begin;
+      const std::int32_t live = place.live ? left : 0;
 #pragma unroll 4
-      for (std::int32_t c = own.begin; c < job.chunk_channels; c += own.step, from += from_step, own_to += to_step) {
-        const bool exists = live && c < left;
-        if constexpr (kBytes > 2) {
-          copy_async<kBytes>(own_to, exists ? from : x, exists);
-        } else {
-          store_half(own_to, exists ? *reinterpret_cast<const std::uint16_t*>(from) : std::uint16_t(0));
-        }
+      for (; c < live; c += own.step, from += from_step, own_to += to_step) {
+        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, from, true);
+        if constexpr (kBytes == 2) store_half(own_to, *reinterpret_cast<const std::uint16_t*>(from));
+      }
+#pragma unroll 4
+      for (; c < job.chunk_channels; c += own.step, own_to += to_step) {
+        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, x, false);
+        if constexpr (kBytes == 2) store_half(own_to, 0);
       }
       number += Tile::kThreads;
       if (number < job.place_count) place = place_at(number, box);

@@ -12,47 +12,52 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   using typename Base::Tile;
   using typename Base::Value;
   using Sums = float[Tile_::kM16][Tile_::kN8][4];
-  using Base::Base, Base::exists, Base::job, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged, Base::tables;
+  using Base::Base, Base::job, Base::memory, Base::kNowhere, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged,
+      Base::tables;
 
   // The sums of a box as results, in the order of y: as many elements behind a multiple of 16 bytes as in y.
-  __device__ __forceinline__ void put(const Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
-    const PhaseTables<Tile>& own = tables();
-    unsigned char* const bytes = reinterpret_cast<unsigned char*>(staged());
-    PhaseColumn columns[Tile::kN8][2];
+  __device__ __forceinline__ void put(Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
+    const PhaseRow* const rows = tables().rows + warp_m * Tile::kM16 * 16 + std::int32_t(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kM16; ++i) {
+      const float bias = rows[i * 8].bias;
+#pragma unroll
+      for (int j = 0; j < Tile::kN8; ++j) sums[i / 2][j][i % 2 * 2] += bias, sums[i / 2][j][i % 2 * 2 + 1] += bias;
+    }
+    if (job.activation != Activation::kNone) {
+#pragma unroll
+      for (int i = 0; i < 4 * Tile::kM16 * Tile::kN8; ++i) {
+        float& sum = sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4];
+        sum = finish(job.activation, job.slope, sum);
+      }
+    }
+    job.window ? put_columns<true>(sums, rows, warp_n) : put_columns<false>(sums, rows, warp_n);
+  }
+  template <bool kInWindow>
+  __device__ __forceinline__ void put_columns(const Sums& sums, const PhaseRow* rows, std::int32_t warp_n) const {
+    const std::int32_t* const columns =
+        tables().columns + warp_n * (kInWindow ? 8 : 8 * Tile::kN8) + std::int32_t(threadIdx.x) % 4 * 2;
+    const std::int32_t unit_bytes = job.axis[2].stride * kSize;
+    std::int32_t to[Tile::kN8][2];
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) columns[j][e] = own.columns[(warp_n * Tile::kN8 + j) * 8 + lane % 4 * 2 + e];
+      for (int e = 0; e < 2; ++e) to[j][e] = kInWindow ? columns[e] + j * unit_bytes : columns[j * 8 + e];
     }
+    const bool exists[2] = {columns[0] >= 0, columns[1] >= 0};
+    std::int32_t row_to[2 * Tile::kM16];  // all at once: behind a store each would be waited for
 #pragma unroll
-    for (int m = 0; m < Tile::kM16; ++m) {
+    for (int i = 0; i < 2 * Tile::kM16; ++i) row_to[i] = rows[i * 8].to;
+    unsigned char* const bytes = reinterpret_cast<unsigned char*>(staged());
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const PhaseRow row = own.rows[(warp_m * Tile::kM16 + m) * 16 + half * 8 + lane / 4];
-        if (row.to < 0) continue;
-        const std::uint32_t row_skew = row.skew * std::uint32_t(kSize);
-        const auto at = [&](const PhaseColumn& column) {
-          const std::uint32_t skew = (row_skew + std::uint32_t(column.skew)) & (kSkews * std::uint32_t(kSize));
-          return reinterpret_cast<Value*>(bytes + row.to + column.to + skew);
-        };
-        if (job.activation == Activation::kNone) {
+    for (int i = 0; i < 2 * Tile::kM16; ++i) {
+      if (row_to[i] < 0) continue;
 #pragma unroll
-          for (int j = 0; j < Tile::kN8; ++j) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              if (columns[j][e].to >= 0) *at(columns[j][e]) = Narrow<Value>::from(sums[m][j][half * 2 + e] + row.bias);
-            }
-          }
-          continue;
-        }
+      for (int e = 0; e < 2; ++e) {
 #pragma unroll
         for (int j = 0; j < Tile::kN8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const float v = finish(job.activation, job.slope, sums[m][j][half * 2 + e] + row.bias);
-            if (columns[j][e].to >= 0) *at(columns[j][e]) = Narrow<Value>::from(v);
-          }
+          const Value v = Narrow<Value>::from(sums[i / 2][j][i % 2 * 2 + e]);
+          if (kInWindow ? exists[e] : to[j][e] >= 0) *reinterpret_cast<Value*>(bytes + row_to[i] + to[j][e]) = v;
         }
       }
     }
@@ -71,28 +76,42 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
     return {n * job.y_n + d * job.y_axis[0] + h * job.y_axis[1] + w, d, n < job.batch ? h : kNoLine};
   }
 
-  // What depends on the box: its runs, and where its units are staged. `address` is that of y, in elements.
-  __device__ __forceinline__ void make_runs(const Box& box, std::uint32_t address) const {
+  // What depends on the box: its runs, and where its units are staged. What a line and a row of units lie behind multiples of 16
+  // bytes in y, a result lies behind its place of the staged.
+  __device__ __forceinline__ void make_runs(const Box& box, const Value* y) const {
     PhaseTables<Tile>& own = tables();
+    const std::uint64_t first = reinterpret_cast<std::uintptr_t>(y);
+    const std::int32_t staged_from = std::int32_t(reinterpret_cast<const unsigned char*>(staged()) - memory);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count; i += Tile::kThreads) {
       std::uint32_t number = std::uint32_t(i);
-      const BoxLine in_box = box_line(box, take(job.box_lines, number));
+      const std::int32_t in_line = std::int32_t(take(job.box_lines, number));
+      const BoxLine in_box = box_line(box, std::uint32_t(in_line));
       const PhaseLine line = own.lines[number];
       const bool inside = std::uint32_t(line.d + in_box.d) < std::uint32_t(job.axis[0].out) &&
                           std::uint32_t(line.h + in_box.h) < std::uint32_t(job.axis[1].out);
-      const std::int32_t in_line = i - std::int32_t(number * job.box_lines.value);
+      const std::int32_t skews = skew_of(line.y) + skew_of(in_box.y + std::int64_t(first / kSize));
+      const std::int32_t skew = skews & std::int32_t(kSkews);
+      const std::int32_t to = std::int32_t(number) * job.staged_line + in_line * job.staged_pitch + skews - skew;
       const bool staged = std::int32_t(number) < job.lines;
-      runs()[i] = PhaseRun{inside ? line.y + in_box.y : kNoRun,
-                           staged ? std::int32_t(number) * job.staged_line + in_line * job.staged_pitch : -1, line.bias};
+      runs()[i] = PhaseRun{first + std::uint64_t((line.y + in_box.y - skew) * kSize),
+                           staged ? std::uint32_t(to * kSize + staged_from) : word_of(line.bias), inside ? skew * kSize : kNoRun};
     }
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < Tile::kUnits; i += Tile::kThreads) {
-      std::uint32_t rest = std::uint32_t(i);
-      const std::int32_t unit = std::int32_t(take(job.box_w, rest));
+    const std::int32_t each = job.window ? kWindowUnits : 1;
+    // By the last threads first: the first ones had runs.
+    for (std::int32_t i = Tile::kThreads - 1 - std::int32_t(threadIdx.x); i < Tile::kUnits / each; i += Tile::kThreads) {
+      std::uint32_t rest = std::uint32_t(i * each);
+      const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       const bool exists = rest < job.box_lines.value;
       const std::int32_t to = std::int32_t(rest) * job.staged_pitch + unit * job.axis[2].stride;
-      const std::uint32_t skew = std::uint32_t(box_line(box, rest).y) + address;
-      own.columns[i] = {exists ? to * kSize : -1, std::int32_t(skew & kSkews) * kSize};
+      own.columns[i] = exists ? (to + skew_of(box_line(box, rest).y + std::int64_t(first / kSize))) * kSize : kNowhere;
     }
+  }
+  static __device__ __forceinline__ std::int32_t skew_of(std::int64_t y) { return std::int32_t(std::uint32_t(y) & kSkews); }
+  // A constant result, as often as a word holds it.
+  static __device__ __forceinline__ std::uint32_t word_of(float result) {
+    const Value constant = Narrow<Value>::from(result);
+    if constexpr (kSize == 4) return *reinterpret_cast<const std::uint32_t*>(&constant);
+    return *reinterpret_cast<const std::uint16_t*>(&constant) * 0x10001u;
   }
 
   // Positions of phases without a tap hold the bias: everything does, before the results come.
@@ -101,65 +120,91 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       staged()[i] = Narrow<Value>::from(tables().lines[i / job.staged_line].bias);
   }
 
-  // 16 bytes of a run, or as many of them as are between `low` and `high`.
-  static __device__ __forceinline__ void store_vector(Value* to, const uint4& v, std::int32_t begin, std::int32_t low,
-                                                      std::int32_t high) {
-    if (begin >= low && begin + kVector <= high) return store_global(to, v);
-    alignas(16) Value values[kVector];
-    *reinterpret_cast<uint4*>(values) = v;
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      if (begin + e >= low && begin + e < high) to[e] = values[e];
-    }
-  }
-
-  // Threads take the vectors of all runs; `kStaged` runs have results, the others are the bias.
-  template <bool kStaged>
-  __device__ __forceinline__ void store_runs(const Box& box, std::uint32_t address, Value* y) const {
+  // Outputs of a run that exist, counted from its unit's first.
+  struct Reach {
+    std::int32_t low, high;
+  };
+  __device__ __forceinline__ Reach reach_of(const Box& box) const {
     const PhaseAxis& w = job.axis[2];
     const std::int32_t first = box.unit[2] * w.stride - w.pad, length = w.box * w.stride;
-    const std::int32_t low = first < 0 ? -first : 0, high = w.out - first < length ? w.out - first : length;
-    const std::uint32_t staged_runs = std::uint32_t(job.lines) * job.box_lines.value;
+    return {first < 0 ? -first : 0, w.out - first < length ? w.out - first : length};
+  }
+
+  // Threads take the vectors of all runs with results, or of those that are the bias, some at a time, and store those that are
+  // whole.
+  template <bool kStaged>
+  __device__ __forceinline__ void store_vectors(const Reach& reach) const {
+    constexpr int kTogether = 4;
+    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
     const PhaseRun* const own = kStaged ? runs() : runs() + staged_runs;
-    const std::uint32_t count = (kStaged ? staged_runs : std::uint32_t(job.run_count) - staged_runs) * job.run_vectors.value;
-#pragma unroll 2
-    for (std::uint32_t i = threadIdx.x; i < count; i += Tile::kThreads) {
-      std::uint32_t number = i;
-      const std::int32_t vector = std::int32_t(take(job.run_vectors, number)) * kVector;
-      const PhaseRun run = own[number];
-      if (!exists(run)) continue;
-      const std::int32_t begin = vector - std::int32_t((std::uint32_t(run.y) + address) & kSkews);
-      uint4 v;
-      if constexpr (kStaged) {
-        v = *reinterpret_cast<const uint4*>(staged() + run.staged + vector);
-      } else {
-        const Value constant = Narrow<Value>::from(run.bias);
-        std::uint32_t word = 0;
-        if constexpr (kSize == 4) word = *reinterpret_cast<const std::uint32_t*>(&constant);
-        if constexpr (kSize == 2) word = *reinterpret_cast<const std::uint16_t*>(&constant) * 0x10001u;
-        v = make_uint4(word, word, word, word);
+    const std::int32_t last = (kStaged ? staged_runs : job.run_count - staged_runs) - 1;
+    std::uint32_t first = threadIdx.x, step = Tile::kThreads;
+    std::int32_t bytes = std::int32_t(take(job.run_vectors, first)) * 16;
+    const std::int32_t bytes_step = std::int32_t(take(job.run_vectors, step)) * 16,
+                       all_bytes = std::int32_t(job.run_vectors.value) * 16;
+    // Bytes at which a whole vector may begin, behind the first of the box.
+    const std::int32_t low = reach.low * kSize, begins = (reach.high - reach.low - kVector) * kSize;
+    if (begins < 0) return;
+    for (std::int32_t number = std::int32_t(first); number <= last;) {
+      std::uint64_t to[kTogether];
+      uint4 values[kTogether];
+      bool whole[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const PhaseRun run = own[min(number, last)];
+        whole[u] = number <= last && std::uint32_t(bytes - run.skew - low) <= std::uint32_t(begins);
+        to[u] = run.y + std::uint32_t(bytes);
+        if constexpr (!kStaged) values[u] = make_uint4(run.staged, run.staged, run.staged, run.staged);
+        if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(memory + (run.staged + std::uint32_t(bytes)));
+        bytes += bytes_step;
+        const bool next = bytes >= all_bytes;
+        number += std::int32_t(step) + (next ? 1 : 0), bytes -= next ? all_bytes : 0;
       }
-      store_vector(y + (run.y + begin), v, begin, low, high);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (whole[u]) store_global(reinterpret_cast<void*>(to[u]), values[u]);
+      }
     }
   }
-  __device__ __forceinline__ void store(const Box& box, std::uint32_t address, Value* y) const {
-    if (job.y_axis[2] != 1) return store_apart(box, address, y);
-    store_runs<true>(box, address, y);
-    if (job.empty_lines > 0) store_runs<false>(box, address, y);
+  // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector,
+  // and from the last one on.
+  __device__ __forceinline__ void store_ends(const Reach& reach) const {
+    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kVector; i += Tile::kThreads) {
+      const PhaseRun run = runs()[i / kVector];
+      if (run.skew == kNoRun) continue;
+      const std::int32_t skew = run.skew / kSize, low = skew + reach.low, high = skew + reach.high;
+      const std::int32_t whole = (low + kVector - 1) & -kVector, left = whole - kVector + i % kVector;
+      const std::int32_t right = max(high & -kVector, whole) + i % kVector;
+      const bool staged = i < staged_runs * kVector;
+      if (left >= low && left < high) put_one(run, staged, left, left);
+      if (right < high) put_one(run, staged, right, right);
+    }
+  }
+  // Element `at` of a run to the place `to` behind its first in y.
+  __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at, std::int64_t to) const {
+    const Value result = is_staged ? *reinterpret_cast<const Value*>(memory + (run.staged + std::uint32_t(at * kSize)))
+                                   : *reinterpret_cast<const Value*>(&run.staged);
+    reinterpret_cast<Value*>(run.y)[to] = result;
+  }
+  __device__ __forceinline__ void store(const Box& box) const {
+    const Reach reach = reach_of(box);
+    if (job.y_axis[2] != 1) return store_apart(reach);
+    store_vectors<true>(reach);
+    if (job.empty_lines > 0) store_vectors<false>(reach);
+    store_ends(reach);
   }
 
   // The same where neighbours of y are channels, or its outputs lie apart: lanes take lines.
-  __device__ __forceinline__ void store_apart(const Box& box, std::uint32_t address, Value* y) const {
-    const PhaseAxis& w = job.axis[2];
-    const std::int32_t first = box.unit[2] * w.stride - w.pad, length = w.box * w.stride;
-    const std::int32_t low = first < 0 ? -first : 0, high = w.out - first < length ? w.out - first : length;
-    const std::int32_t box_lines = std::int32_t(job.box_lines.value), lines = job.lines + job.empty_lines;
+  __device__ __forceinline__ void store_apart(const Reach& reach) const {
+    const std::int32_t length = job.axis[2].box * job.axis[2].stride, lines = job.lines + job.empty_lines;
+    const std::int32_t box_lines = std::int32_t(job.box_lines.value);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < lines * box_lines * length; i += Tile::kThreads) {
       const std::int32_t number = i % lines, in_box = i / lines % box_lines, output = i / lines / box_lines;
       const PhaseRun run = runs()[number * box_lines + in_box];
-      if (output < low || output >= high || !exists(run)) continue;
-      const std::int32_t skew = std::int32_t((std::uint32_t(run.y) + address) & kSkews);
-      y[run.y + output * job.y_axis[2]] = run.staged >= 0 ? staged()[run.staged + skew + output] : Narrow<Value>::from(run.bias);
+      if (output < reach.low || output >= reach.high || run.skew == kNoRun) continue;
+      const std::int32_t skew = run.skew / kSize;
+      put_one(run, number < job.lines, skew + output, skew + output * job.y_axis[2]);
     }
   }
 };

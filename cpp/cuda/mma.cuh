@@ -59,6 +59,30 @@ UPFOLD_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef UPFOLD_MMA_BODY
 #undef UPFOLD_MMA
 
+// The same of 16-bit values with one vector of the reduction: the first two words of a, and the first of b.
+template <typename Value>
+struct HalfTensorCore;
+
+#define UPFOLD_HALF_MMA(Value, shape_and_types)                                                                  \
+  template <>                                                                                                    \
+  struct HalfTensorCore<Value> {                                                                                 \
+    static __device__ __forceinline__ void add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b) { \
+      UPFOLD_HALF_MMA_BODY(shape_and_types)                                                                      \
+    }                                                                                                            \
+  };
+#if __CUDA_ARCH__ >= 800
+#define UPFOLD_HALF_MMA_BODY(shape_and_types)                                                             \
+  asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                               \
+               : "r"(a[0]), "r"(a[1]), "r"(b));
+#else
+#define UPFOLD_HALF_MMA_BODY(shape_and_types)
+#endif
+UPFOLD_HALF_MMA(__half, "m16n8k8.row.col.f32.f16.f16.f32")
+UPFOLD_HALF_MMA(__nv_bfloat16, "m16n8k8.row.col.f32.bf16.bf16.f32")
+#undef UPFOLD_HALF_MMA_BODY
+#undef UPFOLD_HALF_MMA
+
 // Rounded to the nearest TF32, ties away from zero.
 UPFOLD_DEVICE std::uint32_t to_tf32(float v) {
   std::uint32_t bits = 0;
@@ -83,6 +107,12 @@ UPFOLD_DEVICE void copy_async(std::uint32_t to, const void* from, bool live) {
 // 16 bits to shared memory.
 UPFOLD_DEVICE void store_half(std::uint32_t to, std::uint16_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
+}
+// 16 bytes from shared memory, where the compiler would split a load whose words go to registers that do not follow one another.
+UPFOLD_DEVICE uint4 load_shared(std::uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+  return v;
 }
 // 16 bytes to global memory, where the compiler would split a store that it can join with narrower ones.
 UPFOLD_DEVICE void store_global(void* to, const uint4& v) {

@@ -78,13 +78,13 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
-# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of a dozen layers (14, 13 and
-# 16 % off in root mean square): a product is of 16 x 8 x 8, an input a copy of up to 16 bytes, and packing a row of the weight
-# for a step. TF32, 16-bit values, and full float32.
+# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of 15 layers (14, 14 and 19 %
+# off in root mean square; those of float32 to kernels that took longer): a product is of 16 x 8 and two slots, an input a copy of
+# up to 16 bytes, and packing a row of the weight for a step. TF32, 16-bit values, and full float32.
 _PHASES = (
-    _Rates(7.32, 0.832, 0.0, 2.08e-3, 3.26e-4, 8.81e-5, 8.81e-5, 0.0, 0.0, 4.66e-3),
-    _Rates(8.57, 0.995, 7.14e-3, 1.58e-3, 2.36e-4, 3.73e-5, 3.73e-5, 0.0, 0.0, 2.76e-3),
-    _Rates(18.3, 0.263, 1.57e-2, 5.56e-3, 6.74e-4, 1.89e-4, 1.89e-4, 0.0, 0.0, 3.41e-3),
+    _Rates(4.97, 0.605, 0.0, 2.35e-3, 1.20e-4, 1.17e-4, 1.17e-4, 0.0, 0.0, 3.32e-3),
+    _Rates(6.18, 0.792, 1.19e-3, 1.77e-3, 8.21e-5, 7.14e-5, 7.14e-5, 0.0, 0.0, 3.25e-3),
+    _Rates(4.83, 0.771, 0.0, 6.18e-3, 1.01e-4, 1.49e-4, 1.49e-4, 0.0, 0.0, 5.35e-3),
 )
 # What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
 # their loads. They are preferred only where they lead by more than chance.
