@@ -140,8 +140,8 @@ def test_training_step_under_autocast(name):
     model, inputs = build(name)
     other, exact = replaced(model), copy.deepcopy(model).double()
     wide = one_step(exact, [value.double() for value in inputs])
-    # Without oneDNN: with torch 2.13 on a processor with AVX-512 it left parts of a bfloat16 conv3d's weight gradient unwritten, in
-    # one run of eight and with torch's own layers alike.
+    # Without oneDNN: with torch 2.13 on a processor with AVX-512 it left parts of a bfloat16 conv3d's weight gradient unwritten,
+    # in one run of eight and with torch's own layers alike.
     with torch.backends.mkldnn.flags(enabled=False):
         assert_within_rule(one_step(other, inputs, True), one_step(model, inputs, True), wide)
 
