@@ -78,17 +78,17 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
-# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of 15 layers (14, 14 and 19 %
-# off in root mean square; those of float32 to kernels that took longer): a product is of 16 x 8 and two slots, an input a copy of
-# up to 16 bytes, and packing a row of the weight for a step. TF32, 16-bit values, and full float32.
+# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of 15 layers (15, 15 and 24 %
+# off in root mean square): a product is of 16 x 8 and two slots, an input a copy of up to 16 bytes, and packing a row of the weight
+# for a step. TF32, 16-bit values, and full float32.
 _PHASES = (
-    _Rates(4.97, 0.605, 0.0, 2.35e-3, 1.20e-4, 1.17e-4, 1.17e-4, 0.0, 0.0, 3.32e-3),
-    _Rates(6.18, 0.792, 1.19e-3, 1.77e-3, 8.21e-5, 7.14e-5, 7.14e-5, 0.0, 0.0, 3.25e-3),
-    _Rates(4.83, 0.771, 0.0, 6.18e-3, 1.01e-4, 1.49e-4, 1.49e-4, 0.0, 0.0, 5.35e-3),
+    _Rates(4.69, 0.829, 0.0, 2.54e-3, 8.55e-5, 1.26e-4, 1.26e-4, 0.0, 0.0, 1.43e-3),
+    _Rates(5.85, 0.869, 0.0, 2.07e-3, 8.66e-5, 6.68e-5, 6.68e-5, 0.0, 0.0, 3.01e-3),
+    _Rates(4.25, 0.607, 0.0, 7.14e-3, 0.0, 1.24e-4, 1.24e-4, 0.0, 0.0, 3.36e-3),
 )
 # What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
-# their loads. They are preferred only where they lead by more than chance.
-_FILLED, _FEW_ROWS, _ROWS_OF_PRODUCT, _CAUTION = 3.0, 1.25, 16, 1.15
+# their loads. They are preferred only where they lead by more than chance, which in full float32 is more.
+_FILLED, _FEW_ROWS, _ROWS_OF_PRODUCT, _CAUTION, _EXACT_CAUTION = 3.0, 1.25, 16, 1.15, 1.4
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
@@ -251,7 +251,7 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
     each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * rates.input + outputs * rates.output
     weights = max(1.0, blocks / multiprocessors) * steps * rows * rates.packing
     time = rates.call + weights + max(1.0, tiles / multiprocessors) * each
-    return time * _CAUTION * (_FEW_ROWS if rows == _ROWS_OF_PRODUCT else 1.0)
+    return time * (_EXACT_CAUTION if exact else _CAUTION) * (_FEW_ROWS if rows == _ROWS_OF_PRODUCT else 1.0)
 
 
 @lru_cache(maxsize=4096)
