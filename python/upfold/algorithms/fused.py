@@ -79,8 +79,8 @@ _EQUAL = (
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
 # Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of 15 layers (15, 15 and 24 %
-# off in root mean square): a product is of 16 x 8 and two slots, an input a copy of up to 16 bytes, and packing a row of the weight
-# for a step. TF32, 16-bit values, and full float32.
+# off in root mean square): a product is of 16 x 8 and two slots, an input a copy of up to 16 bytes, and packing a row of the
+# weight for a step. TF32, 16-bit values, and full float32.
 _PHASES = (
     _Rates(4.69, 0.829, 0.0, 2.54e-3, 8.55e-5, 1.26e-4, 1.26e-4, 0.0, 0.0, 1.43e-3),
     _Rates(5.85, 0.869, 0.0, 2.07e-3, 8.66e-5, 6.68e-5, 6.68e-5, 0.0, 0.0, 3.01e-3),
