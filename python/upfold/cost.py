@@ -47,7 +47,7 @@ _GPU_GRADIENT_LAUNCH_SECONDS = 6.3e-6
 _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12
 _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
-_GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
+_GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR, _GPU_GRADIENT_ODD_FACTOR = 5.0e-6, 1.06, 1.75
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -148,6 +148,8 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     if _has_one_tap(problem):
         return _GPU_GRADIENT_LAUNCH_SECONDS + max(product, memory)
     launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory
+    if size == 2 and problem.in_pixels % 8:  # rows of columns that are not 16 bytes aligned
+        product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
     seconds = launches + moved + max(product, moved)
     kernel, stride = problem.kernel_size[2], problem.stride[2]
     spans = kernel // stride
