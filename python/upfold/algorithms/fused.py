@@ -87,7 +87,8 @@ _PHASES = (
     _Rates(4.25, 0.607, 0.0, 7.14e-3, 0.0, 1.24e-4, 1.24e-4, 0.0, 0.0, 3.36e-3),
 )
 # What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
-# their loads, and in TF32 those of 48 (the first seed takes 451 us with them, 408 with 64). They are preferred only where they lead by more than chance, which in full float32 is more.
+# their loads, and in TF32 those of 48 (the first seed takes 451 us with them, 408 with 64). They are preferred only where they
+# lead by more than chance, which in full float32 is more.
 _FILLED, _CAUTION, _EXACT_CAUTION = 3.0, 1.15, 1.4
 _SLOW_ROWS = ({16: 1.25, 48: 1.12}, {16: 1.25}, {16: 1.25})  # TF32, 16-bit values, full float32
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
