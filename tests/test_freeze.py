@@ -1,4 +1,4 @@
-"""Weights are never stale: not by default, whoever writes to them, and not of a frozen layer, but for what its owner promised."""
+"""Frozen layers: the same bits, what ends the freezing, calls that run the ordinary way, copies, files and reports."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from upfold.dispatch import use_config
 from upfold.frozen import Copies
 from upfold.models.networks import Pix2Pix, trained
 
-CHANGES = {**UNCOUNTED, **COUNTED}
-
 
 def copies_of(layer):
     """The memory of a layer's packed copies."""
@@ -48,49 +46,6 @@ def frozen(device, **options):
         upfold.freeze(layer, x)
     assert len(copies_of(layer)) == 1
     return layer, x, before
-
-
-# --- by default ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "gemm", "direct", "fused"])
-@pytest.mark.parametrize("name", CHANGES)
-def test_the_default_way_sees_every_write(name, algorithm, device):
-    layer, x = make(device, algorithm)
-    with torch.no_grad(), that_packs(layer, x):
-        before = layer(x)
-        assert_equals_torch(before, layer, x)
-        CHANGES[name](layer)
-        y = layer(x)
-        assert_equals_torch(y, layer, x)
-        assert_differs(y, before, layer, x)
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "gemm", "direct", "fused"])
-def test_the_default_way_in_inference_mode(algorithm, device):
-    with torch.inference_mode():
-        layer, x = make(device, algorithm)
-        with that_packs(layer, x):
-            before = layer(x)
-            layer.weight.mul_(-2)
-            y = layer(x)
-            assert_equals_torch(y, layer, x)
-            assert_differs(y, before, layer, x)
-            layer.weight.data.mul_(3)
-            assert_equals_torch(layer(x), layer, x)
-
-
-def test_the_default_way_follows_an_averaged_model(device):
-    layer, x = make(device)
-    averaged = torch.optim.swa_utils.AveragedModel(layer, avg_fn=lambda mean, now, count: mean.lerp(now, 0.5))
-    averaged.update_parameters(layer)
-    with torch.no_grad(), that_packs(layer, x):
-        before = averaged(x)
-        layer.weight.neg_()
-        averaged.update_parameters(layer)
-        y = averaged(x)
-        assert_equals_torch(y, averaged.module, x)
-        assert_differs(y, before, averaged.module, x)
 
 
 # --- frozen: the same bits -------------------------------------------------------------------------------------------

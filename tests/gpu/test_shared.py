@@ -30,6 +30,7 @@ for stem in (
     "transforms",
     "crop",
     "freeze",
+    "never_stale",
 ):
     for name, value in vars(importlib.import_module(f"test_{stem}")).items():
         if name.startswith("test_") and "device" in inspect.signature(value).parameters:
