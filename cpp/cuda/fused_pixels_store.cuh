@@ -241,6 +241,21 @@ struct PixelStore {
     }
   }
 
+  // Adds the bias to all sums and applies a function to them. (A generic lambda would do, but NVRTC 11.7 takes it for host code.)
+  struct Activate {
+    Sums& sums;
+    const float2 (&added)[kJ8];
+    template <typename Function>
+    __device__ __forceinline__ void operator()(const Function& function) const {
+#pragma unroll
+      for (int i = 0; i < kI * Tile::kPhases * kJ8 * 4; ++i) {
+        float& sum = sums[i / (Tile::kPhases * kJ8 * 4)][i / 4 % (Tile::kPhases * kJ8)][i % 4];
+        const float2& own = added[i / 4 % kJ8];
+        sum = function(sum + (i % 2 == 0 ? own.x : own.y));
+      }
+    }
+  };
+
   // Where the width phases of a unit are one aligned vector (FusedJob::direct): a lane stores what it holds.
   __device__ __forceinline__ void store_direct(Sums& sums) const {
     float2 added[kJ8];
@@ -248,14 +263,7 @@ struct PixelStore {
     for (int j = 0; j < kJ8; ++j)
       added[j] = *reinterpret_cast<const float2*>(staging + first_channel + j * 8 + std::int32_t(threadIdx.x) % 4 * 2);
     if (is_activated_before(job.activation)) {
-      with_activation(job.activation, job.slope, [&](const auto& function) {
-#pragma unroll
-        for (int i = 0; i < kI * Tile::kPhases * kJ8 * 4; ++i) {
-          float& sum = sums[i / (Tile::kPhases * kJ8 * 4)][i / 4 % (Tile::kPhases * kJ8)][i % 4];
-          const float2& own = added[i / 4 % kJ8];
-          sum = function(sum + (i % 2 == 0 ? own.x : own.y));
-        }
-      });
+      with_activation(job.activation, job.slope, Activate{sums, added});
 #pragma unroll
       for (int j = 0; j < kJ8; ++j) added[j] = {0.0f, 0.0f};
     }

@@ -208,6 +208,21 @@ struct DirectStore {
   }
 };
 
+// Adds the bias to all sums of a thread and applies a function to them.
+template <typename Tile>
+struct ActivateRuns {
+  float (&sums)[Tile::kPhases][1][Tile::kN8][4];
+  const float (&added)[2];
+  template <typename Function>
+  __device__ __forceinline__ void operator()(const Function& function) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kPhases * Tile::kN8 * 4; ++i) {
+      float& sum = sums[i / 4 / Tile::kN8][0][i / 4 % Tile::kN8][i % 4];
+      sum = function(sum + added[i % 4 / 2]);
+    }
+  }
+};
+
 // Adds bias and activation, and stores a warp's sums; `staging` is its own, of kStagedVectors. The sums are used up.
 template <typename Value, typename Tile>
 UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, const Value* bias, Value* y, float* staging,
@@ -224,13 +239,7 @@ UPFOLD_DEVICE void store_runs(const FusedJob& job, const FusedPlace& place, cons
   }
   if (job.direct && !job.flat) {
     if (is_activated_before(job.activation)) {
-      with_activation(job.activation, job.slope, [&](const auto& function) {
-#pragma unroll
-        for (int i = 0; i < Tile::kPhases * Tile::kN8 * 4; ++i) {
-          float& sum = sums[i / 4 / Tile::kN8][0][i / 4 % Tile::kN8][i % 4];
-          sum = function(sum + added[i % 4 / 2]);
-        }
-      });
+      with_activation(job.activation, job.slope, ActivateRuns<Tile>{sums, added});
       added[0] = added[1] = 0.0f;
     }
     return DirectStore<Value, Tile>{job, place, sums, {added[0], added[1]}}.store(y);
