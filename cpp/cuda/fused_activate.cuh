@@ -10,7 +10,7 @@ namespace upfold::cuda {
 // (weighted ? v : scale) / (1 + exp2(-u)) + shift with u = v * (linear + cubic * v^2 + quintic * v^4), v within +-far: SiLU, the
 // sigmoid itself, tanh(v) = 2 sigmoid(2 v) - 1, GELU by tanh, whose (1 + tanh(u)) / 2 is sigmoid(2 u), and GELU, whose normal
 // distribution is the sigmoid of a polynomial up to 2.5e-5 / v: fitted to least error of the product, a twentieth of what TF32
-// and float16 round.
+// and float16 round. Below -6, where the polynomial ends, GELU is v * 2e-9, and minus infinity stays one.
 struct SigmoidForm {
   float linear, cubic, quintic, scale, shift, far;
   bool weighted;
