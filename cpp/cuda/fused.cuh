@@ -20,9 +20,9 @@ constexpr int kSwizzleBytes = 512;  // what the patches of warpgroups are aligne
 // Buffers that the barriers of a block are made for: of patches of packed x; of raw x and of weights, where rows are pixels.
 constexpr int kMostPatches = 4, kMostRawBuffers = 8, kMostWeightBuffers = 32;
 
+constexpr int kPackThreads = 256;  // of the launch that packs
 // Pixels and chunks of packed x that a warp lays out, by the bytes of a value: a sector's worth of pixels, and as many loads at
 // a time as hide their latency.
-constexpr int kPackThreads = 256;
 template <int kElement>
 constexpr int kPackedPixels = 32 / kElement;
 template <int kElement>
