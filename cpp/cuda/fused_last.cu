@@ -4,10 +4,13 @@
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_LAST(float)
+UPFOLD_INSTANTIATE_LAST_SOURCE(std::uint32_t)
 
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
+#include <limits>
+
 #include "fused_last_plan.cuh"
 
 namespace upfold::cuda {
@@ -20,6 +23,7 @@ extern template void pack_last<__nv_bfloat16>(const Launch&, const LastPlan&, co
 namespace {
 
 // Of a group: with fewer most of a chunk or of a product is empty.
+constexpr std::int64_t kUncapped = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kLeastLastSources = 16, kLeastLastResults = 8;
 
 template <typename Tile>
@@ -41,11 +45,11 @@ bool can_run_last(int device) {
   return has_last_kernels<float>();
 }
 
-LastPlan plan_last(int device, const Problem& p, int config) {
+LastPlan plan_last(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t cap) {
   const LastTileSize& tile = kLastTiles[config];
   const SharedMemory shared = shared_memory(device);
   const std::int64_t each = tile.blocks == 1 ? shared.of_block : shared.of_multiprocessor / tile.blocks - (1 << 10);
-  return LastPlanner(p, tile, each).plan();
+  return LastPlanner(p, tile, each, alignment, cap).plan();
 }
 
 }  // namespace
@@ -62,14 +66,19 @@ bool fused_last_fits(int device, const Problem& p, int config, std::int64_t alig
   if (p.op == Operator::kConvTransposeWeight || !multiplied || config < 0 || config >= kLastTileCount) return false;
   const std::int64_t in = in_channels_per_group(p), out = out_channels_per_group(p);
   const bool forward = p.op == Operator::kConvTranspose;
-  if ((forward ? in : out) < kLeastLastSources || (forward ? out : in) < kLeastLastResults || alignment % 16 != 0) return false;
-  return can_run_last(device) && (p.batch == 0 || plan_last(device, p, config).possible);
+  if ((forward ? in : out) < kLeastLastSources || (forward ? out : in) < kLeastLastResults) return false;
+  return can_run_last(device) && (p.batch == 0 || plan_last(device, p, config, alignment, kUncapped).possible);
 }
 
-FusedLastCall::FusedLastCall(int device, const Problem& p, int config, std::int64_t alignment)
+FusedLastCall::FusedLastCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
     : device_(device), config_(config), problem_(p) {
   require(fused_last_fits(device, p, config, alignment), "config = ", config, "; it does not fit this problem");
-  if (p.batch > 0) plan_ = std::make_shared<const LastPlan>(plan_last(device, p, config));
+  if (p.batch > 0) plan_ = std::make_shared<const LastPlan>(plan_last(device, p, config, alignment, workspace_cap));
+}
+
+// What is packed of the weight begins the workspace, or has room of its own; behind it lie the source and the partial sums.
+std::int64_t FusedLastCall::workspace_bytes() const {
+  return plan_ == nullptr ? 0 : plan_->packed_bytes + plan_->source_bytes + plan_->partial_bytes;
 }
 
 std::int64_t FusedLastCall::packed_bytes() const { return plan_ == nullptr ? 0 : plan_->packed_bytes; }
@@ -78,8 +87,13 @@ FusedLastWork FusedLastCall::work() const {
   if (plan_ == nullptr) return {};
   const LastJob& job = plan_->job;
   const std::int64_t sets = job.sets.value;
-  return {std::int64_t(job.tiles), double(job.pairs) * job.chunks / double(sets),
-          double(plan_->patches) * job.chunks * job.box_bytes / double(sets), job.resident};
+  const double chunks = double(job.chunks) / double(job.splits.value) / double(sets);
+  return {std::int64_t(job.tiles),
+          job.pairs * chunks,
+          double(plan_->patches) * chunks * job.box_bytes,
+          job.resident,
+          plan_->source_bytes / plan_->batch * job.batch,
+          plan_->partial_bytes};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {
@@ -111,11 +125,20 @@ void FusedLastCall::pack(const void* w, void* packed, std::uintptr_t stream) con
 void FusedLastCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
   if (plan_ == nullptr) return;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.x);
-  require(address % 16 == 0, "the source begins at ", address, "; it was planned for a multiple of 16");
+  require(plan_->source_bytes > 0 || address % 16 == 0, "the source begins at ", address,
+          "; it was planned for a multiple of 16");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   const bool is_packed = operands.packed != nullptr;
-  const LastOperands own{operands.x, operands.w, operands.bias, operands.y, is_packed ? operands.packed : operands.workspace,
+  unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
+  unsigned char* const source = workspace + (is_packed ? 0 : plan_->packed_bytes);
+  const LastOperands own{operands.x,
+                         operands.w,
+                         operands.bias,
+                         operands.y,
+                         is_packed ? operands.packed : operands.workspace,
+                         source,
+                         source + plan_->source_bytes,
                          is_packed};
   if (problem_.dtype == Dtype::kFloat32) return run_last<float>(launch, *plan_, config_, own);
   if (problem_.dtype == Dtype::kFloat16) return run_last<__half>(launch, *plan_, config_, own);

@@ -1,5 +1,6 @@
-// The fused method where channels are innermost in both tensors (compute capability 9.0): the forward, whose source is x and
-// whose result is y, and the gradient of the input, whose source is y and whose result is x.
+// The fused method by copies of boxes whose channels are innermost (compute capability 9.0): the forward, whose source is x and
+// whose result is y, and the gradient of the input, whose source is y and whose result is x. A source that lies otherwise is
+// packed first; the result is stored as it lies.
 //
 // Rows of a product are 64 positions of the result, its columns channels of the result, and its reduction runs over channels of
 // the source. A position q of an axis is the result at q * result_step + a phase's offset; a tap of that phase reads the source
@@ -49,18 +50,20 @@ struct LastPhase {
 };
 
 struct LastJob {
-  LastAxis axis[3];  // d, h, w
-  Divisor tile_n, tiles_n, column_tiles, sets, groups;
-  Divisor channels;  // of the result in a group: columns are taps times these where `flat`
+  LastAxis axis[3];                                    // d, h, w
+  Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
+  Divisor channels;                                    // of the result in a group: columns are taps times these where `flat`
   Divisor kernel_h, kernel_w;
   std::uint32_t tiles;
-  std::int32_t batch, columns, chunks, pairs, source_channels;  // columns: of a group; source_channels: in one of its groups
-  std::int32_t patch_bytes, box_bytes, patches;                 // of a buffer, of a copy; buffers
+  std::int32_t batch, columns, chunks, split_chunks, pairs,
+      source_channels;                           // columns: of a group; source_channels: in one of its groups
+  std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
-  std::int32_t group_pitch;     // rows of a patch from 8 positions of a product to the next
-  bool flat, wide, resident;    // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
-  std::int16_t rows[8];         // of a patch, where 64 positions begin
-  std::int64_t y_n, y_axis[3];  // of the result
+  std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
+  bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
+  std::int16_t rows[8];       // of a patch, where 64 positions begin
+  std::int32_t joined;  // neighbouring phases whose results are one aligned vector, where channels are not innermost; else 0
+  std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;
   float slope;
   std::uint16_t first_patch[kMostLastSets + 1];
@@ -71,12 +74,15 @@ struct LastJob {
 static_assert(sizeof(LastJob) <= 3840, "with the description of the source and the pointers it is the arguments of a launch");
 
 struct LastPlace {
-  std::int32_t n, first[3], group, column_tile, set;
+  std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
 };
 // Tiles of the same positions follow one another.
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   LastPlace place;
   std::uint32_t rest = tile;
+  place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
+  const std::int32_t left = job.chunks - place.first_chunk;
+  place.chunks = left < job.split_chunks ? left : job.split_chunks;
   place.column_tile = std::int32_t(take(job.column_tiles, rest)), place.set = std::int32_t(take(job.sets, rest));
   place.group = std::int32_t(take(job.groups, rest));
 #pragma unroll

@@ -7,6 +7,13 @@
 
 namespace upfold::cuda {
 
+// Of 16 bytes, of a thread and of a tile of a split reduction; the threads that multiply and store.
+template <typename Tile>
+constexpr int kLastSums = Tile::kM * Tile::kPhases * Tile::kSub8;
+constexpr int kLastStoring = 256;
+template <typename Tile>
+constexpr std::int64_t kLastPartialVectors = kLastSums<Tile> * kLastStoring;
+
 template <typename Tile>
 constexpr std::int32_t kLastPairBytes = Tile::kColumns * Tile::kVectors * 16;
 
@@ -48,7 +55,7 @@ struct LastBlock {
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
       const LastPlace place = last_place(job, tile);
       const std::int64_t own = std::int64_t(place.group) * job.column_tiles.value + place.column_tile;
-      for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk) {
+      for (std::int32_t chunk = place.first_chunk; chunk < place.first_chunk + place.chunks; ++chunk) {
         const unsigned char* const weights = packed + (own * job.chunks + chunk) * job.pairs * kLastPairBytes<Tile>;
         for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
           const LastPatch& from = job.patch[q];
@@ -99,7 +106,7 @@ struct LastBlock {
 
   // Two warpgroups multiply and store. Each pair is a group of products of its own, committed where it is issued (a commit behind
   // a branch would wait for all before it), and one more may be unfinished.
-  __device__ __forceinline__ void compute(const Value* bias, Value* y) const {
+  __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
     const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp
     const std::uint64_t b_first = descriptor(0, 8 * kRowUnits);
@@ -119,7 +126,7 @@ struct LastBlock {
         used_stage = used_buffer = 0;
       };
       if (job.resident) stage = Ring(job.stages);
-      for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk) {
+      for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk) {
         for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
           std::int32_t pair = job.patch[q - 1].end;
           const std::int32_t end = job.patch[q].end;
@@ -149,7 +156,16 @@ struct LastBlock {
       for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       release();
-      LastStore<Value, Tile>{job, place, bias, y}.run(sums);
+      if (job.splits.value == 1) {
+        LastStore<Value, Tile>{job, place, bias, y}.run(sums);
+        continue;
+      }
+      float4* const own = partial + std::int64_t(tile) * kLastPartialVectors<Tile> + tid;
+#pragma unroll
+      for (int i = 0; i < kLastSums<Tile>; ++i) {
+        const float(&v)[4] = sums[i / Tile::kSub8 / Tile::kPhases][i / Tile::kSub8 % Tile::kPhases][i % Tile::kSub8];
+        own[i * kLastStoring] = {v[0], v[1], v[2], v[3]};
+      }
     }
   }
 };
@@ -159,7 +175,8 @@ struct LastBlock {
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_last_kernel(const __grid_constant__ LastJob job, const __grid_constant__ BoxMap source,
-                      const unsigned char* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y) {
+                      const unsigned char* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
+                      float4* __restrict__ partial) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ LastBarriers barriers;
@@ -171,9 +188,34 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, packed);
   } else {
     if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
-    block.compute(bias, y);
+    block.compute(bias, y, partial);
   }
 #endif
+}
+
+// Adds the partial sums of a split reduction in the order of its parts; a block stores one run of columns of a tile.
+template <typename Value, typename Tile>
+__global__ void __launch_bounds__(kLastStoring)
+    fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
+                             const Value* __restrict__ bias, Value* __restrict__ y) {
+  using Run = LastTile<Tile::kM, 8 / int(sizeof(Value)), Tile::kPhases, 1, Tile::kVectors>;
+  constexpr int kRuns = Tile::kSub8 / Run::kSub8;
+  const std::int32_t run = std::int32_t(blockIdx.x % kRuns), splits = std::int32_t(job.splits.value);
+  const std::uint32_t first = blockIdx.x / kRuns * std::uint32_t(splits);
+  const float4* const own = partial + std::int64_t(first) * kLastPartialVectors<Tile> + threadIdx.x;
+  typename LastStore<Value, Run>::Sums sums = {};
+  for (std::int32_t split = 0; split < splits; ++split) {
+#pragma unroll
+    for (int i = 0; i < kLastSums<Run>; ++i) {
+      const int number = i / Run::kSub8 * Tile::kSub8 + run * Run::kSub8 + i % Run::kSub8;
+      const float4 v = own[split * kLastPartialVectors<Tile> + number * kLastStoring];
+      float(&sum)[4] = sums[i / Run::kSub8 / Tile::kPhases][i / Run::kSub8 % Tile::kPhases][i % Run::kSub8];
+      sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+    }
+  }
+  LastPlace place = last_place(job, first);
+  place.column_tile = place.column_tile * kRuns + run;
+  LastStore<Value, Run>{job, place, bias, y}.run(sums);
 }
 
 // packed[group][column tile][chunk][pair][column][16 bytes], a thread for each vector; neighbouring threads read the taps of one

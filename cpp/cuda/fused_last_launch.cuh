@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_last_kernel.cuh"
+#include "fused_last_source.cuh"
 
 namespace upfold::cuda {
 
@@ -17,17 +18,22 @@ namespace upfold::cuda {
   DO(7, Value, 1, 8, 2, 2, 8)        \
   DO(8, Value, 2, 4, 4, 1, 8)
 
-#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)                   \
-  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>>( \
-      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)                                                                    \
+  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>>(                                                  \
+      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*); \
+  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>>(const __grid_constant__ LastJob,           \
+                                                                                  const float4*, const Value*, Value*);
 #define UPFOLD_INSTANTIATE_LAST(Value)                     \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
   template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
+#define UPFOLD_INSTANTIATE_LAST_SOURCE(Bits) \
+  template __global__ void fused_last_source_kernel<Bits>(const __grid_constant__ LastSourceJob, const Bits*, uint4*);
 
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
+#include <type_traits>
 
 #include "fused_last_plan.h"
 
@@ -44,29 +50,63 @@ void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* 
 struct LastOperands {
   const void *source, *w, *bias;
   void* result;
-  void* packed;
+  void *packed, *packed_source, *partial;
   bool is_packed;
 };
+
+// Some samples of the source, or what is packed of them.
+template <typename Value>
+const void* packed_source(const Launch& launch, const LastPlan& plan, const Value* from, std::int64_t samples, void* to) {
+  if (plan.source_bytes == 0) return from;
+  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  const LastSourceJob& job = plan.source_pack;
+  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
+                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
+                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
+  return to;
+}
+
+template <typename Value, typename Tile>
+void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& job, const LastOperands& operands,
+                   const BoxMap& source, bool overlaps) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
+  const auto bias = static_cast<const Value*>(operands.bias);
+  const auto result = static_cast<Value*>(operands.result);
+  const auto partial = static_cast<float4*>(operands.partial);
+  const Grid grid{std::min(job.tiles, unsigned(count * Tile::kBlocks)), Tile::kThreads, plan.shared_bytes, overlaps};
+  launch_grid("fused", fused_last_kernel<Value, Tile>, launch, grid, job, source,
+              static_cast<const unsigned char*>(operands.packed), bias, result, partial);
+  if (job.splits.value == 1) return;
+  const unsigned runs = Tile::kSub8 * sizeof(Value) / 8;
+  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile>, launch, job.tiles / job.splits.value * runs, kLastStoring, job,
+                partial, bias, result);
+}
 
 template <typename Value>
 void run_last(const Launch& launch, const LastPlan& plan, int config, const LastOperands& operands) {
   const bool packs = !operands.is_packed && plan.pack.count > 0;
-  if (packs) pack_last<Value>(launch, plan, operands.w, operands.packed);
-  const BoxMap source = describe_boxes(plan.source, operands.source);
+  const auto from = static_cast<const Value*>(operands.source);
+  LastOperands own = operands;
   LastJob job = plan.job;
-  job.wide = job.wide && reinterpret_cast<std::uintptr_t>(operands.result) % 16 == 0;
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
-#define UPFOLD_RUN(index, type, ...)                                                                                 \
-  if (config == index) {                                                                                             \
-    using Tile = LastTile<__VA_ARGS__>;                                                                              \
-    const Grid grid{std::min(job.tiles, unsigned(count * Tile::kBlocks)), Tile::kThreads, plan.shared_bytes, packs}; \
-    launch_grid("fused", fused_last_kernel<Value, Tile>, launch, grid, job, source,                                  \
-                static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),        \
-                static_cast<Value*>(operands.result));                                                               \
-  }
-  UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
+  job.wide = job.wide && address % 16 == 0;
+  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
+  const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
+  for (std::int64_t n = 0; n < batch; n += plan.batch) {
+    job.batch = std::int32_t(std::min(plan.batch, batch - n));
+    job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
+    own.result = static_cast<Value*>(operands.result) + n * job.y_n;
+    const void* const part = packed_source<Value>(launch, plan, from + n * plan.source_pack.n, job.batch, operands.packed_source);
+    // The last launch ahead of the one that multiplies is that which packs weights, which may so overlap.
+    const bool first = n == 0 && packs;
+    if (first) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    const BoxMap source = describe_boxes(plan.source, part);
+#define UPFOLD_RUN(index, type, ...) \
+  if (config == index) run_last_tile<Value, LastTile<__VA_ARGS__>>(launch, plan, job, own, source, first);
+    UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
+  }
 }
 
 // Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.

@@ -29,11 +29,11 @@ struct LastStore {
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
       std::uint32_t column = std::uint32_t(first_column(run));
-      const bool exists = std::int32_t(column) < job.columns;
+      const std::int32_t left = job.columns - std::int32_t(column);
       const std::int32_t channel = job.flat ? std::int32_t(take(job.channels, column)) : std::int32_t(column);
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
-        const float added = exists ? widen(own[channel + e]) : 0.0f;
+        const float added = e < left ? widen(own[channel + e]) : 0.0f;
 #pragma unroll
         for (int i = 0; i < kHalves * Tile::kPhases; ++i)
           sums[i / 2 / Tile::kPhases][i / 2 % Tile::kPhases][run * kEights + e / 2][i % 2 * 2 + e % 2] += added;
@@ -101,6 +101,7 @@ struct LastStore {
   template <int kPhase>
   __device__ __forceinline__ void store_run(const Sums& sums, const Row (&rows)[kHalves], const Target& target, int run,
                                             std::int32_t channel) const {
+    const std::int32_t left = job.columns - first_column(run);
     Value* const to = y + std::int64_t(place.group) * job.channels.value + channel + target.offset;
     const bool relu = job.activation == Activation::kRelu;
 #pragma unroll
@@ -120,7 +121,9 @@ struct LastStore {
         continue;
       }
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) own[e] = vector.v[e];
+      for (int e = 0; e < kOwn; ++e) {
+        if (e < left) own[e] = vector.v[e];
+      }
     }
   }
 
@@ -136,6 +139,63 @@ struct LastStore {
       }
       store_phase<kPhase + 1>(sums, rows);
     }
+  }
+
+  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each.
+  template <int kPhase, int kJoin>
+  __device__ __forceinline__ void store_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if constexpr (kPhase < Tile::kPhases) {
+      const LastPhase phase = job.phases[place.set * Tile::kPhases + kPhase];
+      const Target target = target_of(phase.at[0], phase.at[1], phase.at[2]);
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        const std::int32_t channel = first_column(run);
+        Value* const to = y + (std::int64_t(place.group) * job.channels.value + channel) * job.y_c + target.offset;
+#pragma unroll
+        for (int e = 0; e < kOwn; ++e) {
+          if (channel + e >= job.columns) break;
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) {
+            if (target.is_in(rows[half]))
+              store_joined<kPhase, kJoin>(sums[half / 2], half % 2 * 2 + e % 2, run * kEights + e / 2, to + e * job.y_c,
+                                          rows[half], target.at[2]);
+          }
+        }
+      }
+      store_planes<kPhase + kJoin, kJoin>(sums, rows);
+    }
+  }
+  template <int kPhase, int kJoin>
+  __device__ __forceinline__ void store_joined(const float (&sums)[Tile::kPhases][Tile::kSub8][4], int which, int eight,
+                                               Value* to, const Row& row, std::int32_t phase) const {
+    const bool relu = job.activation == Activation::kRelu;
+    struct alignas(kJoin * sizeof(Value)) {
+      Value v[kJoin];
+    } vector;
+#pragma unroll
+    for (int j = 0; j < kJoin; ++j) {
+      const float v = sums[kPhase + j][eight][which];
+      vector.v[j] = Narrow<Value>::from(relu && v < 0.0f ? 0.0f : v);
+    }
+    if constexpr (kJoin > 1) {
+      if (phase + kJoin > row.left[2]) {
+#pragma unroll
+        for (int j = 0; j < kJoin; ++j) {
+          if (phase + j < row.left[2]) to[row.offset + j] = vector.v[j];
+        }
+        return;
+      }
+    }
+    *reinterpret_cast<decltype(vector)*>(to + row.offset) = vector;
+  }
+  __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if constexpr (Tile::kPhases % 4 == 0) {
+      if (job.joined == 4) return store_planes<0, 4>(sums, rows);
+    }
+    if constexpr (Tile::kPhases % 2 == 0) {
+      if (job.joined == 2) return store_planes<0, 2>(sums, rows);
+    }
+    store_planes<0, 1>(sums, rows);
   }
 
   __device__ __forceinline__ void store_taps(const Sums& sums, const Row (&rows)[kHalves]) const {
@@ -159,6 +219,7 @@ struct LastStore {
       const std::int32_t block = warp / 4 * Tile::kM + half / 2;
       rows[half] = row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
     }
+    if (job.joined > 0) return store_to_planes(sums, rows);
     if constexpr (Tile::kPhases == 1) {
       if (job.flat) return store_taps(sums, rows);
     }

@@ -148,10 +148,11 @@ py::list fused_last_tiles() {
   return tiles;
 }
 
-// (tiles, products of a tile, bytes that it copies of the source, whether weights stay) of a tile choice.
+// (tiles, products of a tile, bytes that it copies of the source, whether weights stay; bytes of packed source and of partial
+// sums) of a tile choice.
 py::tuple fused_last_work(const FusedLastCall& call) {
   const upfold::cuda::FusedLastWork work = call.work();
-  return py::make_tuple(work.tiles, work.products, work.copied, work.resident);
+  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.source, work.partial);
 }
 
 using upfold::cuda::FusedWeightCall;
@@ -277,8 +278,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("fused_last_fits", &upfold::cuda::fused_last_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));
   py::class_<FusedLastCall>(m, "FusedLastCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"))
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
       .def_property_readonly("workspace_bytes", &FusedLastCall::workspace_bytes)
       .def_property_readonly("work", &fused_last_work)
       .def_property_readonly("packed_bytes", &FusedLastCall::packed_bytes)
