@@ -42,8 +42,9 @@ struct LastAxis {
   std::int32_t source_step, result_step, size;  // size: of the result
 };
 struct LastPatch {
-  std::int16_t at[3];  // of the source, from the tile's first position times source_step
-  std::uint16_t end;   // pairs up to this number, from the end of the patch before
+  std::int16_t at[3];    // of the source, from the tile's first position times source_step
+  std::int16_t channel;  // where the source is folded: of so many pixels behind the first channel
+  std::uint16_t end;     // pairs up to this number, from the end of the patch before
 };
 struct LastPhase {
   std::int16_t at[3];  // of the result
@@ -57,6 +58,7 @@ struct LastJob {
   std::uint32_t tiles;
   std::int32_t batch, columns, chunks, split_chunks, pairs,
       source_channels;                           // columns: of a group; source_channels: in one of its groups
+  std::int32_t folded;                           // channels of a pixel of the source, which has stride_w pixels in one; else 0
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next

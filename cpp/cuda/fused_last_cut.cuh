@@ -14,25 +14,29 @@ namespace {
 constexpr std::int64_t kMostLastCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
 constexpr std::int64_t kLastFixedBytes = 3 << 10;               // of barriers, and of the alignment of the first patch
 constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;        // of an axis
+constexpr double kStoreBytesPerCycle = 20.0;                    // and to it
 constexpr double kLoadBytesPerCycle = 40.0;                     // of a multiprocessor, from the second-level cache
 
 using Triple = std::array<std::int64_t, 3>;
 
 class LastCutter {
  public:
-  LastCutter(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes)
+  LastCutter(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, bool aligned)
       : p_(p),
         tile_(tile),
         element_(element_bytes(p.dtype)),
         chunk_bytes_(16 * tile.vectors),
         most_shared_(shared_bytes - kLastFixedBytes),
         forward_(p.op == Operator::kConvTranspose),
+        aligned_(aligned),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {
     for (int i = 0; i < 3; ++i) {
       positions_[i] = forward_ ? ceil_div(axes_[i].out, axes_[i].stride) : axes_[i].in;
       source_step_[i] = forward_ ? 1 : axes_[i].stride, result_step_[i] = forward_ ? axes_[i].stride : 1;
       source_size_[i] = forward_ ? axes_[i].in : axes_[i].out, result_size_[i] = forward_ ? axes_[i].out : axes_[i].in;
     }
+    folded_ = folds();
+    if (folded_) source_step_ = {1, 1, 1};
   }
 
  protected:
@@ -50,13 +54,31 @@ class LastCutter {
   std::int64_t result_channels() const { return forward_ ? out_channels_per_group(p_) : in_channels_per_group(p_); }
   std::int64_t chunk() const { return chunk_bytes_ / element_; }
 
+  // Whether boxes can be described of the source as it lies.
+  bool lies_in_boxes() const {
+    const Strides& s = source_strides();
+    if (s.c != 1 || !aligned_) return false;
+    for (const std::int64_t stride : {s.n, s.d, s.h, s.w})
+      if (stride < 0 || stride * element_ % 16 != 0 || stride * element_ >= std::int64_t(1) << 40) return false;
+    return true;
+  }
+
+  // A source whose stride divides its height and width is folded: the pixels of a step along the width are channels of one, and
+  // the rows of a step along the height are a depth, so that boxes have no steps. Chunks end with their pixel.
+  bool folds() const {
+    const Axis &d = axes_[0], &h = axes_[1], &w = axes_[2];
+    if (forward_ || d.out != 1 || d.stride != 1 || d.kernel != 1 || d.pad != 0 || (h.stride == 1 && w.stride == 1)) return false;
+    const bool dense = !lies_in_boxes() || source_strides().w == source_channels() * p_.groups;
+    return dense && source_channels() % chunk() == 0 && h.out % h.stride == 0 && w.out % w.stride == 0;
+  }
+
   bool sizes() {
     for (int i = 0; i < 3; ++i) {
       const Axis& a = axes_[i];
       for (const std::int64_t size : {a.in, a.out, a.kernel, a.stride, a.pad, a.dilation})
         if (size >= kMostLastCount) return false;
       if (a.in * a.stride + a.kernel * a.dilation + a.pad >= kMostLastCount) return false;
-      if (!forward_ && a.stride > kMostBoxStep) return false;
+      if (source_step_[i] > kMostBoxStep) return false;
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
@@ -96,7 +118,7 @@ class LastCutter {
     if (std::int64_t(pairs_.size()) > kMostLastPairs) return false;
     for (const Pair& pair : pairs_)
       for (int i = 0; i < 3; ++i)
-        if (std::max(std::abs(pair.shift[i] * source_step_[i]), pair.origin[i]) >= INT16_MAX / 2) return false;
+        if (std::max(std::abs(pair.shift[i]) * source_step_[i], pair.origin[i]) >= INT16_MAX / 2) return false;
     return true;
   }
 
@@ -178,10 +200,21 @@ class LastCutter {
     const double products = double(pairs_.size()) * double(tile_rows() * tile_.columns * chunk_bytes_) / 4096;
     const double loads = double(cut.patches * cut.rows * chunk_bytes_) + double(std::int64_t(pairs_.size()) * pair_bytes());
     const double cycles = loads / kLoadBytesPerCycle;
-    const double cost = tiles * (std::max(products, cycles) + 0.2 * std::min(products, cycles) + 50.0 * double(cut.patches));
+    const double cost =
+        tiles * (store_cycles(cut) + std::max(products, cycles) + 0.2 * std::min(products, cycles) + 50.0 * double(cut.patches));
     const bool better = cut.cost < 0 || cost < cut.cost;
     cut.cost = cost;
     return better;
+  }
+
+  // Of channels that are not innermost: results of eight positions in all width phases of a set lie together, of wider tiles
+  // those of more.
+  double store_cycles(const Cut& cut) const {
+    if (result_strides().c == 1) return 0;
+    const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
+    const std::int64_t run = std::min<std::int64_t>(cut.box[2], 16) * phases * element_;
+    const double slow = run >= 64 ? 1.0 : run >= 32 ? 1.5 : 3.0;
+    return slow * double(tile_rows() * tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
 
   bool choose() {
@@ -202,7 +235,7 @@ class LastCutter {
 
   // Rows of the patch follow one another: tiles of any size.
   void try_dense(Cut cut) {
-    for (std::int64_t w = 1; w <= std::min(positions_[2], tile_rows()); ++w) {
+    for (std::int64_t w = std::min(positions_[2], tile_rows()); w > 0; --w) {
       if (!is_fair(positions_[2], w)) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h)) continue;
@@ -219,7 +252,7 @@ class LastCutter {
 
   // 64 positions lie in one row, or in rows of eight, one above the other.
   void try_blocks(Cut cut) {
-    for (std::int64_t w = 8; w <= tile_rows(); w = w == 8 ? 64 : 2 * w) {
+    for (std::int64_t w = tile_rows(); w >= 8; w = w == 64 ? 8 : w / 2) {
       for (std::int64_t h = w == 8 ? 8 : 1; w * h <= tile_rows(); h *= 2) {
         for (std::int64_t d = 1; w * h * d <= tile_rows(); d *= 2) {
           cut.box = {d, h, w}, cut.samples = tile_rows() / (w * h * d);
@@ -234,8 +267,9 @@ class LastCutter {
   const Problem p_;
   const LastTileSize tile_;
   const std::int64_t element_, chunk_bytes_, most_shared_;
-  const bool forward_;
+  const bool forward_, aligned_;
   const Axis axes_[3];
+  bool folded_ = false;
   Triple positions_, source_step_, result_step_, source_size_, result_size_;
   std::int64_t sets_ = 1;
   std::vector<Pair> pairs_;

@@ -18,11 +18,12 @@ template <typename Tile>
 constexpr std::int32_t kLastPairBytes = Tile::kColumns * Tile::kVectors * 16;
 
 #if UPFOLD_WARPGROUPS
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 struct LastBlock {
   static constexpr std::uint32_t kRowUnits = Tile::kVectors;  // a row of a patch, of 16 bytes
   static constexpr int kChunk = Tile::kVectors * 16 / int(sizeof(Value));
-  using Sums = typename LastStore<Value, Tile>::Sums;
+  using Store = LastStore<Value, Tile, kPlanes>;
+  using Sums = typename Store::Sums;
 
   const LastJob& job;
   LastBarriers& barriers;
@@ -63,9 +64,9 @@ struct LastBlock {
           barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
           barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
           copy_box(patch(buffer.at), source,
-                   {place.group * job.source_channels + chunk * kChunk, place.first[2] * job.axis[2].source_step + from.at[2],
-                    place.first[1] * job.axis[1].source_step + from.at[1], place.first[0] * job.axis[0].source_step + from.at[0],
-                    place.n},
+                   {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+                    place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
+                    place.first[0] * job.axis[0].source_step + from.at[0], place.n},
                    full);
           if (!kept) copy_weights(weights, job.patch[q - 1].end, from.end, stage);
         }
@@ -157,7 +158,7 @@ struct LastBlock {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       release();
       if (job.splits.value == 1) {
-        LastStore<Value, Tile>{job, place, bias, y}.run(sums);
+        Store{job, place, bias, y}.run(sums);
         continue;
       }
       float4* const own = partial + std::int64_t(tile) * kLastPartialVectors<Tile> + tid;
@@ -172,7 +173,7 @@ struct LastBlock {
 #endif
 
 // Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_last_kernel(const __grid_constant__ LastJob job, const __grid_constant__ BoxMap source,
                       const unsigned char* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   extern __shared__ uint4 memory[];
   __shared__ LastBarriers barriers;
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kLastAlignment;
-  const LastBlock<Value, Tile> block{job, barriers, first};
+  const LastBlock<Value, Tile, kPlanes> block{job, barriers, first};
   block.make_barriers();
   if (threadIdx.x >= 32 * Tile::kWarps) {
     if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 // Adds the partial sums of a split reduction in the order of its parts; a block stores one run of columns of a tile.
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(kLastStoring)
     fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
                              const Value* __restrict__ bias, Value* __restrict__ y) {
@@ -203,7 +204,8 @@ __global__ void __launch_bounds__(kLastStoring)
   const std::int32_t run = std::int32_t(blockIdx.x % kRuns), splits = std::int32_t(job.splits.value);
   const std::uint32_t first = blockIdx.x / kRuns * std::uint32_t(splits);
   const float4* const own = partial + std::int64_t(first) * kLastPartialVectors<Tile> + threadIdx.x;
-  typename LastStore<Value, Run>::Sums sums = {};
+  using Store = LastStore<Value, Run, kPlanes>;
+  typename Store::Sums sums = {};
   for (std::int32_t split = 0; split < splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kLastSums<Run>; ++i) {
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(kLastStoring)
   }
   LastPlace place = last_place(job, first);
   place.column_tile = place.column_tile * kRuns + run;
-  LastStore<Value, Run>{job, place, bias, y}.run(sums);
+  Store{job, place, bias, y}.run(sums);
 }
 
 // packed[group][column tile][chunk][pair][column][16 bytes], a thread for each vector; neighbouring threads read the taps of one

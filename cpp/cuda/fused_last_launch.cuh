@@ -18,11 +18,14 @@ namespace upfold::cuda {
   DO(7, Value, 1, 8, 2, 2, 8)        \
   DO(8, Value, 2, 4, 4, 1, 8)
 
-#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)                                                                    \
-  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>>(                                                  \
+#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                 \
+  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(                                         \
       const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*); \
-  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>>(const __grid_constant__ LastJob,           \
-                                                                                  const float4*, const Value*, Value*);
+  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(const __grid_constant__ LastJob,  \
+                                                                                           const float4*, const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)    \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, __VA_ARGS__) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, __VA_ARGS__)
 #define UPFOLD_INSTANTIATE_LAST(Value)                     \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
   template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
@@ -66,7 +69,7 @@ const void* packed_source(const Launch& launch, const LastPlan& plan, const Valu
   return to;
 }
 
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& job, const LastOperands& operands,
                    const BoxMap& source, bool overlaps) {
   int count = 0;
@@ -75,12 +78,12 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& jo
   const auto result = static_cast<Value*>(operands.result);
   const auto partial = static_cast<float4*>(operands.partial);
   const Grid grid{std::min(job.tiles, unsigned(count * Tile::kBlocks)), Tile::kThreads, plan.shared_bytes, overlaps};
-  launch_grid("fused", fused_last_kernel<Value, Tile>, launch, grid, job, source,
+  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes>, launch, grid, job, source,
               static_cast<const unsigned char*>(operands.packed), bias, result, partial);
   if (job.splits.value == 1) return;
   const unsigned runs = Tile::kSub8 * sizeof(Value) / 8;
-  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile>, launch, job.tiles / job.splits.value * runs, kLastStoring, job,
-                partial, bias, result);
+  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * runs,
+                kLastStoring, job, partial, bias, result);
 }
 
 template <typename Value>
@@ -102,8 +105,11 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     const bool first = n == 0 && packs;
     if (first) pack_last<Value>(launch, plan, operands.w, operands.packed);
     const BoxMap source = describe_boxes(plan.source, part);
-#define UPFOLD_RUN(index, type, ...) \
-  if (config == index) run_last_tile<Value, LastTile<__VA_ARGS__>>(launch, plan, job, own, source, first);
+#define UPFOLD_RUN(index, type, ...)                                                          \
+  if (config == index && job.joined > 0)                                                      \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, job, own, source, first); \
+  if (config == index && job.joined == 0)                                                     \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, job, own, source, first);
     UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
   }
@@ -113,7 +119,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
 template <typename Value>
 bool has_last_kernels() {
   cudaFuncAttributes found;
-  const auto kernel = fused_last_kernel<Value, LastTile<2, 16, 1, 1, 8>>;
+  const auto kernel = fused_last_kernel<Value, LastTile<2, 16, 1, 1, 8>, false>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
   return found.sharedSizeBytes > 0;
 }

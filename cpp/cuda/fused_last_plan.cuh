@@ -13,7 +13,7 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 class LastPlanner : LastCutter {
  public:
   LastPlanner(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, std::int64_t cap)
-      : LastCutter(p, tile, shared_bytes), aligned_(alignment % 16 == 0), cap_(cap) {}
+      : LastCutter(p, tile, shared_bytes, alignment % 16 == 0), cap_(cap) {}
 
   LastPlan plan() {
     plan_.possible = sizes() && list_pairs() && choose() && tables() && buffers() && weights();
@@ -21,7 +21,6 @@ class LastPlanner : LastCutter {
   }
 
  private:
-  const bool aligned_;
   const std::int64_t cap_;
 
   bool tables() {
@@ -37,7 +36,11 @@ class LastPlanner : LastCutter {
       Triple low;
       for (int i = 0; i < 3; ++i) {
         low[i] = range(begin, ends[q], i).first;
-        job.patch[q + 1].at[i] = std::int16_t(low[i] * source_step_[i] + pairs_[begin].origin[i]);
+        job.patch[q + 1].at[i] = std::int16_t(low[i] * source_step_[i] + (folded_ ? 0 : pairs_[begin].origin[i]));
+      }
+      if (folded_) {
+        job.patch[q + 1].at[0] = std::int16_t(pairs_[begin].origin[1]);
+        job.patch[q + 1].channel = std::int16_t(pairs_[begin].origin[2]);
       }
       job.patch[q + 1].end = std::uint16_t(ends[q]);
       for (std::size_t i = begin; i < ends[q]; ++i) {
@@ -174,15 +177,6 @@ class LastPlanner : LastCutter {
     return count < kMostLastCount && source();
   }
 
-  // Whether boxes can be described of the source as it lies.
-  bool lies_in_boxes() const {
-    const Strides& s = source_strides();
-    if (s.c != 1 || !aligned_) return false;
-    for (const std::int64_t stride : {s.n, s.d, s.h, s.w})
-      if (stride < 0 || stride * element_ % 16 != 0 || stride * element_ >= std::int64_t(1) << 40) return false;
-    return true;
-  }
-
   // The source, or what is packed of it: as many samples at a time as the cap leaves room for.
   bool source() {
     plan_.batch = p_.batch;
@@ -228,6 +222,13 @@ class LastPlanner : LastCutter {
       tensor.steps[3 - i] = std::int32_t(source_step_[i]);
       tensor.box[3 - i] = std::int32_t((patch[i] - 1) * source_step_[i] + 1);
     }
+    if (!folded_) return;
+    const std::int64_t pixel = tensor.strides[0], row = tensor.strides[1], w = p_.stride_w, h = p_.stride_h;
+    plan_.job.folded = std::int32_t(pixel / element_);
+    const std::int64_t sizes[] = {w * pixel / element_, p_.out_w / w, p_.out_h / h, h};
+    std::copy(sizes, sizes + 4, tensor.sizes);
+    tensor.strides[0] = w * pixel, tensor.strides[1] = h * row, tensor.strides[2] = row;
+    tensor.box[1] = std::int32_t(patch[2]), tensor.box[2] = std::int32_t(patch[1]), tensor.box[3] = 1;
   }
 };
 

@@ -6,7 +6,7 @@
 
 namespace upfold::cuda {
 
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 struct LastStore {
   static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
   static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
@@ -219,11 +219,13 @@ struct LastStore {
       const std::int32_t block = warp / 4 * Tile::kM + half / 2;
       rows[half] = row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
     }
-    if (job.joined > 0) return store_to_planes(sums, rows);
-    if constexpr (Tile::kPhases == 1) {
-      if (job.flat) return store_taps(sums, rows);
+    if constexpr (kPlanes) {
+      store_to_planes(sums, rows);
+    } else if (Tile::kPhases == 1 && job.flat) {
+      store_taps(sums, rows);
+    } else {
+      store_phase<0>(sums, rows);
     }
-    store_phase<0>(sums, rows);
   }
 };
 
