@@ -64,7 +64,10 @@ struct LastJob {
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];       // of a patch, where 64 positions begin
-  std::int32_t joined;  // neighbouring phases whose results are one aligned vector, where channels are not innermost; else 0
+  // Where channels are not innermost: neighbouring phases whose results are one aligned vector, else 0; and whether those of two
+  // neighbouring positions are.
+  std::int32_t joined;
+  bool paired;
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;
   float slope;

@@ -101,13 +101,16 @@ class LastCutter {
     Triple phases{1, 1, 1};
     for (int i = 0; i < 3; ++i)
       if (forward_ && !job.flat) phases[i] = std::min(axes_[i].stride, axes_[i].out);
-    const std::int64_t all = phases[0] * phases[1] * phases[2];
-    sets_ = ceil_div(all, tile_.phases);
+    // Phases of a set lie in whole rows, or in one, which may end with none.
+    const bool whole = phases[2] % tile_.phases == 0 || tile_.phases % phases[2] == 0;
+    row_phases_ = whole ? phases[2] : ceil_div(phases[2], std::int64_t(tile_.phases)) * tile_.phases;
+    const std::int64_t all = phases[0] * phases[1] * row_phases_;
+    sets_ = ceil_div(all, std::int64_t(tile_.phases));
     if (sets_ > kMostLastSets || sets_ * tile_.phases > kMostLastPhases || result_size_[0] >= INT16_MAX) return false;
     for (std::int64_t i = 0; i < sets_ * tile_.phases; ++i) {
-      const std::int64_t w = i % phases[2], h = i / phases[2] % phases[1], d = i / phases[2] / phases[1];
+      const std::int64_t w = i % row_phases_, h = i / row_phases_ % phases[1], d = i / row_phases_ / phases[1];
       job.phases[i] = {{std::int16_t(d), std::int16_t(h), std::int16_t(w)}};
-      if (i >= all) job.phases[i].at[0] = INT16_MAX;  // behind every result
+      if (i >= all || w >= phases[2]) job.phases[i].at[0] = INT16_MAX;  // behind every result
       if (std::max({d, h, w}) >= INT16_MAX) return false;
     }
     if (job.flat) {
@@ -133,7 +136,7 @@ class LastCutter {
       pair.shift[i] = forward_ ? -turn : turn, pair.origin[i] = forward_ ? 0 : residue[i];
     }
     if (forward_) {
-      const std::int64_t phase = (residue[0] * phases[1] + residue[1]) * phases[2] + residue[2];
+      const std::int64_t phase = (residue[0] * phases[1] + residue[1]) * row_phases_ + residue[2];
       pair.set = phase / tile_.phases, pair.phase = phase % tile_.phases;
     }
     pairs_.push_back(pair);
@@ -213,7 +216,7 @@ class LastCutter {
     if (result_strides().c == 1) return 0;
     const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
     const std::int64_t run = std::min<std::int64_t>(cut.box[2], 16) * phases * element_;
-    const double slow = run >= 64 ? 1.0 : run >= 32 ? 1.5 : 3.0;
+    const double slow = run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5;
     return slow * double(tile_rows() * tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
 
@@ -271,7 +274,7 @@ class LastCutter {
   const Axis axes_[3];
   bool folded_ = false;
   Triple positions_, source_step_, result_step_, source_size_, result_size_;
-  std::int64_t sets_ = 1;
+  std::int64_t sets_ = 1, row_phases_ = 1;
   std::vector<Pair> pairs_;
   Cut best_;
   LastPlan plan_;

@@ -62,7 +62,8 @@ template <typename Value>
 const void* packed_source(const Launch& launch, const LastPlan& plan, const Value* from, std::int64_t samples, void* to) {
   if (plan.source_bytes == 0) return from;
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
-  const LastSourceJob& job = plan.source_pack;
+  LastSourceJob job = plan.source_pack;
+  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
   launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
                 unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
                 reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
@@ -94,7 +95,9 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   LastJob job = plan.job;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
-  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
+  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1, job.paired = false;
+  const std::uintptr_t pair = 2 * unsigned(job.joined) * sizeof(Value);
+  job.paired = job.paired && address % (pair < 16 ? pair : 16) == 0;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));

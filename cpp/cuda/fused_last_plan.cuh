@@ -89,6 +89,8 @@ class LastPlanner : LastCutter {
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
     if (r.c != 1) job.joined = joined();
+    const bool even = best_.box[2] % 2 == 0 && r.w == 1 && (r.n | r.c | r.d | r.h) % (2 * std::max(1, job.joined)) == 0;
+    job.paired = even && job.joined == result_step_[2];
     plan_.tiles_of_samples = tiles;
     const std::int64_t all = tiles * ceil_div(p_.batch, best_.samples);
     return all * kLastAimBlocks < kMostLastCount && split(all);
@@ -204,6 +206,7 @@ class LastPlanner : LastCutter {
     job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(source_channels() * p_.groups);
     job.vectors = std::int32_t(vectors);
     job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
+    job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | source_size_[2]) & 1) == 0;
   }
 
   void describe_source(const Strides& s) {

@@ -10,6 +10,7 @@ template <typename Value, typename Tile, bool kPlanes>
 struct LastStore {
   static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
   static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
+  static constexpr std::int32_t kNothingLeft = -(1 << 30);
   using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
 
   const LastJob& job;
@@ -82,7 +83,7 @@ struct LastStore {
     }
     const std::int32_t n = place.n + std::int32_t(rest);
     row.offset += n * job.y_n;
-    if (n >= job.batch || rest >= job.tile_n.value) row.left[2] = 0;  // behind every phase
+    if (n >= job.batch || rest >= job.tile_n.value) row.left[2] = kNothingLeft;
     return row;
   }
 
@@ -141,61 +142,105 @@ struct LastStore {
     }
   }
 
-  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each.
-  template <int kPhase, int kJoin>
-  __device__ __forceinline__ void store_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each. Where
+  // such rows are neighbours in the result too, such lanes exchange values, so that one has both rows of the first eight, the
+  // other those of the second (kPaired, with a row for each m: the first of a lane's two).
+  template <int kPhase, int kJoin, bool kPaired, int kRowCount>
+  __device__ __forceinline__ void store_planes(const Sums& sums, const Row (&rows)[kRowCount]) const {
     if constexpr (kPhase < Tile::kPhases) {
       const LastPhase phase = job.phases[place.set * Tile::kPhases + kPhase];
       const Target target = target_of(phase.at[0], phase.at[1], phase.at[2]);
 #pragma unroll
       for (int run = 0; run < kRuns; ++run) {
         const std::int32_t channel = first_column(run);
-        Value* const to = y + (std::int64_t(place.group) * job.channels.value + channel) * job.y_c + target.offset;
+        Value* to = y + (std::int64_t(place.group) * job.channels.value + channel) * job.y_c + target.offset;
 #pragma unroll
-        for (int e = 0; e < kOwn; ++e) {
-          if (channel + e >= job.columns) break;
+        for (int e = 0; e < kOwn; ++e, to += job.y_c) {
+          const bool exists = channel + e < job.columns;
 #pragma unroll
-          for (int half = 0; half < kHalves; ++half) {
-            if (target.is_in(rows[half]))
-              store_joined<kPhase, kJoin>(sums[half / 2], half % 2 * 2 + e % 2, run * kEights + e / 2, to + e * job.y_c,
-                                          rows[half], target.at[2]);
+          for (int m = 0; m < Tile::kM; ++m) {
+            float first[kJoin], second[kJoin];
+#pragma unroll
+            for (int j = 0; j < kJoin; ++j) {
+              const float(&v)[4] = sums[m][kPhase + j][run * kEights + e / 2];
+              first[j] = v[e % 2], second[j] = v[2 + e % 2];
+            }
+            if constexpr (kPaired) {
+              store_pair<kJoin>(first, second, rows[m], target, to, exists);
+            } else {
+              store_row<kJoin>(first, rows[2 * m], target, to, exists);
+              store_row<kJoin>(second, rows[2 * m + 1], target, to, exists);
+            }
           }
         }
       }
-      store_planes<kPhase + kJoin, kJoin>(sums, rows);
+      store_planes<kPhase + kJoin, kJoin, kPaired>(sums, rows);
     }
   }
-  template <int kPhase, int kJoin>
-  __device__ __forceinline__ void store_joined(const float (&sums)[Tile::kPhases][Tile::kSub8][4], int which, int eight,
-                                               Value* to, const Row& row, std::int32_t phase) const {
-    const bool relu = job.activation == Activation::kRelu;
-    struct alignas(kJoin * sizeof(Value)) {
-      Value v[kJoin];
-    } vector;
+  template <int kCount>
+  __device__ __forceinline__ void store_row(const float (&values)[kCount], const Row& row, const Target& target, Value* to,
+                                            bool exists) const {
+    if (exists && target.is_in(row)) store_vector<kCount>(values, to + row.offset, row.left[2] - target.at[2]);
+  }
+  template <int kJoin>
+  __device__ __forceinline__ void store_pair(const float (&first)[kJoin], const float (&second)[kJoin], const Row& row,
+                                             const Target& target, Value* to, bool exists) const {
+    const bool odd = lane() & 4;
+    float both[2 * kJoin];
 #pragma unroll
     for (int j = 0; j < kJoin; ++j) {
-      const float v = sums[kPhase + j][eight][which];
-      vector.v[j] = Narrow<Value>::from(relu && v < 0.0f ? 0.0f : v);
+      const float got = __shfl_xor_sync(~0u, odd ? first[j] : second[j], 4), own = odd ? second[j] : first[j];
+      both[j] = odd ? got : own, both[kJoin + j] = odd ? own : got;
     }
-    if constexpr (kJoin > 1) {
-      if (phase + kJoin > row.left[2]) {
+    store_row<2 * kJoin>(both, row, target, to, exists);
+  }
+  // `left`: how many of them lie inside; the others do not where it is less.
+  template <int kCount>
+  __device__ __forceinline__ void store_vector(const float (&values)[kCount], Value* to, std::int32_t left) const {
+    constexpr int kWide = kCount * int(sizeof(Value)) <= 16 ? kCount : 16 / int(sizeof(Value));
+    const bool relu = job.activation == Activation::kRelu;
 #pragma unroll
-        for (int j = 0; j < kJoin; ++j) {
-          if (phase + j < row.left[2]) to[row.offset + j] = vector.v[j];
+    for (int first = 0; first < kCount; first += kWide) {
+      struct alignas(kWide * sizeof(Value)) {
+        Value v[kWide];
+      } vector;
+#pragma unroll
+      for (int j = 0; j < kWide; ++j)
+        vector.v[j] = Narrow<Value>::from(relu && values[first + j] < 0.0f ? 0.0f : values[first + j]);
+      if constexpr (kCount > 1) {
+        if (left < kCount) {
+#pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            if (first + j < left) to[first + j] = vector.v[j];
+          }
+          continue;
         }
-        return;
       }
+      *reinterpret_cast<decltype(vector)*>(to + first) = vector;
     }
-    *reinterpret_cast<decltype(vector)*>(to + row.offset) = vector;
+  }
+  template <int kJoin>
+  __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if (!job.paired) return store_planes<0, kJoin, false>(sums, rows);
+    const bool odd = lane() & 4;
+    const std::int32_t back = odd ? job.axis[2].result_step : 0;
+    Row own[Tile::kM];
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+      own[m].offset = (odd ? rows[2 * m + 1].offset : rows[2 * m].offset) - back;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) own[m].left[i] = (odd ? rows[2 * m + 1].left[i] : rows[2 * m].left[i]) + (i == 2 ? back : 0);
+    }
+    store_planes<0, kJoin, true>(sums, own);
   }
   __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
     if constexpr (Tile::kPhases % 4 == 0) {
-      if (job.joined == 4) return store_planes<0, 4>(sums, rows);
+      if (job.joined == 4) return store_to_planes<4>(sums, rows);
     }
     if constexpr (Tile::kPhases % 2 == 0) {
-      if (job.joined == 2) return store_planes<0, 2>(sums, rows);
+      if (job.joined == 2) return store_to_planes<2>(sums, rows);
     }
-    store_planes<0, 1>(sums, rows);
+    store_to_planes<1>(sums, rows);
   }
 
   __device__ __forceinline__ void store_taps(const Sums& sums, const Row (&rows)[kHalves]) const {
