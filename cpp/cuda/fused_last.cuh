@@ -22,7 +22,8 @@ namespace upfold::cuda {
 
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
 constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
-constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
+constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
+constexpr int kLastAlignment = 1024;       // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
 // bytes of channels in a chunk.
@@ -64,9 +65,9 @@ struct LastJob {
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];       // of a patch, where 64 positions begin
-  // Where channels are not innermost: neighbouring phases whose results are one aligned vector, else 0; and whether those of two
-  // neighbouring positions are.
-  std::int32_t joined;
+  // Where channels are not innermost: neighbouring phases whose results are one aligned vector, else 0; where they are none,
+  // those that are staged together, or 0; and whether results of two neighbouring positions are an aligned vector.
+  std::int32_t joined, staged;
   bool paired;
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;

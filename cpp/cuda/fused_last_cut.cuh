@@ -26,7 +26,8 @@ class LastCutter {
         tile_(tile),
         element_(element_bytes(p.dtype)),
         chunk_bytes_(16 * tile.vectors),
-        most_shared_(shared_bytes - kLastFixedBytes),
+        most_shared_(shared_bytes - kLastFixedBytes -
+                     ((p.op == Operator::kConvTranspose ? p.y : p.x).c == 1 ? 0 : kLastStagedBytes)),
         forward_(p.op == Operator::kConvTranspose),
         aligned_(aligned),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {
@@ -186,6 +187,7 @@ class LastCutter {
     return {low, high};
   }
 
+  std::int64_t staged_bytes() const { return result_strides().c == 1 ? 0 : kLastStagedBytes; }
   std::int64_t tile_rows() const { return 128 * tile_.m; }
   std::int64_t pair_bytes() const { return tile_.columns * chunk_bytes_; }
 

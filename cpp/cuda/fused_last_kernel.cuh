@@ -37,6 +37,10 @@ struct LastBlock {
     return patch(std::uint32_t(job.patches)) + stage * std::uint32_t(job.stage_pairs * kLastPairBytes<Tile>);
   }
 
+  __device__ __forceinline__ unsigned char* staging() const {
+    return memory + job.patches * job.patch_bytes + job.stages * job.stage_pairs * kLastPairBytes<Tile>;
+  }
+
   __device__ __forceinline__ void make_barriers() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), 1);
@@ -158,7 +162,7 @@ struct LastBlock {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       release();
       if (job.splits.value == 1) {
-        Store{job, place, bias, y}.run(sums);
+        Store{job, place, bias, y, staging()}.run(sums);
         continue;
       }
       float4* const own = partial + std::int64_t(tile) * kLastPartialVectors<Tile> + tid;
@@ -199,6 +203,7 @@ template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(kLastStoring)
     fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
                              const Value* __restrict__ bias, Value* __restrict__ y) {
+  __shared__ alignas(16) unsigned char staging[kPlanes ? kLastStagedBytes : 16];
   using Run = LastTile<Tile::kM, 8 / int(sizeof(Value)), Tile::kPhases, 1, Tile::kVectors>;
   constexpr int kRuns = Tile::kSub8 / Run::kSub8;
   const std::int32_t run = std::int32_t(blockIdx.x % kRuns), splits = std::int32_t(job.splits.value);
@@ -217,7 +222,7 @@ __global__ void __launch_bounds__(kLastStoring)
   }
   LastPlace place = last_place(job, first);
   place.column_tile = place.column_tile * kRuns + run;
-  Store{job, place, bias, y}.run(sums);
+  Store{job, place, bias, y, staging}.run(sums);
 }
 
 // packed[group][column tile][chunk][pair][column][16 bytes], a thread for each vector; neighbouring threads read the taps of one

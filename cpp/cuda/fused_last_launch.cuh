@@ -95,9 +95,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   LastJob job = plan.job;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
-  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1, job.paired = false;
-  const std::uintptr_t pair = 2 * unsigned(job.joined) * sizeof(Value);
-  job.paired = job.paired && address % (pair < 16 ? pair : 16) == 0;
+  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
+  job.paired = job.paired && address % 4 == 0;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));

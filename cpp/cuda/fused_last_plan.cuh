@@ -89,8 +89,10 @@ class LastPlanner : LastCutter {
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
     if (r.c != 1) job.joined = joined();
-    const bool even = best_.box[2] % 2 == 0 && r.w == 1 && (r.n | r.c | r.d | r.h) % (2 * std::max(1, job.joined)) == 0;
-    job.paired = even && job.joined == result_step_[2];
+    // Float32 of one phase too: two rows of 16 results of a warp are less than four of eight.
+    if (job.joined == 1 && r.w == 1 && (result_step_[2] > 1 || element_ == 4)) job.staged = staged();
+    job.paired = job.joined == 1 && element_ == 2 && result_step_[2] == 1 && r.w == 1 && best_.box[2] % 2 == 0 &&
+                 (r.n | r.c | r.d | r.h) % 2 == 0;
     plan_.tiles_of_samples = tiles;
     const std::int64_t all = tiles * ceil_div(p_.batch, best_.samples);
     return all * kLastAimBlocks < kMostLastCount && split(all);
@@ -105,6 +107,12 @@ class LastPlanner : LastCutter {
       if (whole && r.w == 1 && steps % join == 0 && join * element_ <= 16) return std::int32_t(join);
     }
     return 1;
+  }
+
+  // Phases of a set that lie in one row.
+  std::int32_t staged() const {
+    const std::int64_t in_row = row_phases_ % tile_.phases == 0 ? tile_.phases : row_phases_;
+    return std::int32_t(in_row == 4 || in_row == 2 ? in_row : 1);
   }
 
   // Parts of the reduction, where tiles leave multiprocessors idle. A constant aim of blocks: the sums are the same on every
@@ -151,7 +159,7 @@ class LastPlanner : LastCutter {
       (can_patch && (wants_patch || !can_stage)) ? ++patches : ++stages;
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
-    plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment);
+    plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
     return true;
   }
   std::int64_t all_stages() const {

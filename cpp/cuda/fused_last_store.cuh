@@ -17,6 +17,7 @@ struct LastStore {
   const LastPlace& place;
   const Value* bias;
   Value* y;
+  unsigned char* staging;  // kLastStagedBytes, where results are staged
 
   static __device__ __forceinline__ std::int32_t lane() { return std::int32_t(threadIdx.x) % 32; }
   // The lane's first channel in run number `run`, counted through all taps where columns are those too.
@@ -142,9 +143,9 @@ struct LastStore {
     }
   }
 
-  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each. Where
-  // such rows are neighbours in the result too, such lanes exchange values, so that one has both rows of the first eight, the
-  // other those of the second (kPaired, with a row for each m: the first of a lane's two).
+  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each: a sector
+  // together, but for one result of 16 bits. There (kPaired, with a row for each m, the first of a lane's two) such lanes
+  // exchange values, so that one has both rows of the first eight, the other those of the second.
   template <int kPhase, int kJoin, bool kPaired, int kRowCount>
   __device__ __forceinline__ void store_planes(const Sums& sums, const Row (&rows)[kRowCount]) const {
     if constexpr (kPhase < Tile::kPhases) {
@@ -166,7 +167,10 @@ struct LastStore {
               first[j] = v[e % 2], second[j] = v[2 + e % 2];
             }
             if constexpr (kPaired) {
-              store_pair<kJoin>(first, second, rows[m], target, to, exists);
+              const bool odd = lane() & 4;
+              const float got = __shfl_xor_sync(~0u, odd ? first[0] : second[0], 4), own = odd ? second[0] : first[0];
+              const float both[2] = {odd ? got : own, odd ? own : got};
+              store_row<2>(both, rows[m], target, to, exists);
             } else {
               store_row<kJoin>(first, rows[2 * m], target, to, exists);
               store_row<kJoin>(second, rows[2 * m + 1], target, to, exists);
@@ -181,18 +185,6 @@ struct LastStore {
   __device__ __forceinline__ void store_row(const float (&values)[kCount], const Row& row, const Target& target, Value* to,
                                             bool exists) const {
     if (exists && target.is_in(row)) store_vector<kCount>(values, to + row.offset, row.left[2] - target.at[2]);
-  }
-  template <int kJoin>
-  __device__ __forceinline__ void store_pair(const float (&first)[kJoin], const float (&second)[kJoin], const Row& row,
-                                             const Target& target, Value* to, bool exists) const {
-    const bool odd = lane() & 4;
-    float both[2 * kJoin];
-#pragma unroll
-    for (int j = 0; j < kJoin; ++j) {
-      const float got = __shfl_xor_sync(~0u, odd ? first[j] : second[j], 4), own = odd ? second[j] : first[j];
-      both[j] = odd ? got : own, both[kJoin + j] = odd ? own : got;
-    }
-    store_row<2 * kJoin>(both, row, target, to, exists);
   }
   // `left`: how many of them lie inside; the others do not where it is less.
   template <int kCount>
@@ -219,9 +211,7 @@ struct LastStore {
       *reinterpret_cast<decltype(vector)*>(to + first) = vector;
     }
   }
-  template <int kJoin>
-  __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
-    if (!job.paired) return store_planes<0, kJoin, false>(sums, rows);
+  __device__ __forceinline__ void store_pairs(const Sums& sums, const Row (&rows)[kHalves]) const {
     const bool odd = lane() & 4;
     const std::int32_t back = odd ? job.axis[2].result_step : 0;
     Row own[Tile::kM];
@@ -231,16 +221,81 @@ struct LastStore {
 #pragma unroll
       for (int i = 0; i < 3; ++i) own[m].left[i] = (odd ? rows[2 * m + 1].left[i] : rows[2 * m].left[i]) + (i == 2 ? back : 0);
     }
-    store_planes<0, kJoin, true>(sums, own);
+    store_planes<0, 1, true>(sums, own);
   }
+
+  // Results of neighbouring positions and kJoin phases that lie together, but not in aligned vectors: through shared memory, the
+  // 16 rows of a warp in four channels at a time, so that neighbouring lanes store neighbouring results.
+  template <int kJoin>
+  __device__ __forceinline__ void store_staged(const Sums& sums) const {
+    constexpr int kLine = 16 * kJoin, kSteps = 4 * kLine / 32, kPatterns = kLine > 32 ? kLine / 32 : 1;
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32, phase = lane() % kJoin;
+    Value* const own = reinterpret_cast<Value*>(staging) + warp * 4 * kLine;
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+#pragma unroll
+      for (int first = 0; first < Tile::kPhases; first += kJoin) {
+        const LastPhase of_lane = job.phases[place.set * Tile::kPhases + first + phase];
+        const Target target = target_of(of_lane.at[0], of_lane.at[1], of_lane.at[2]);
+        std::int64_t offsets[kPatterns];
+        bool exists[kPatterns];
+#pragma unroll
+        for (int i = 0; i < kPatterns; ++i) {
+          const std::int32_t position = (i * 32 + lane()) % kLine / kJoin;
+          const Row row = row_at((warp / 4 * Tile::kM + m) * 64 + warp % 4 * 16 + position);
+          offsets[i] = row.offset + target.offset, exists[i] = target.is_in(row);
+        }
+#pragma unroll
+        for (int run = 0; run < kRuns; ++run) {
+#pragma unroll
+          for (int e = 0; e < kOwn; ++e) {
+            stage<kJoin>(sums[m], first, run * kEights + e / 2, e % 2, own);
+            __syncwarp();  // the channels are there
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+              const std::int32_t number = step * 32 + lane();
+              const std::int32_t channel = place.column_tile * Tile::kColumns + run * kRun + number / kLine * kOwn + e;
+              if (!exists[step % kPatterns] || channel >= job.columns) continue;
+              y[(std::int64_t(place.group) * job.channels.value + channel) * job.y_c + offsets[step % kPatterns]] = own[number];
+            }
+            __syncwarp();  // and are stored
+          }
+        }
+      }
+    }
+  }
+  template <int kJoin>
+  __device__ __forceinline__ void stage(const float (&sums)[Tile::kPhases][Tile::kSub8][4], int first, int eight, int odd,
+                                        Value* own) const {
+    const bool relu = job.activation == Activation::kRelu;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      struct alignas(kJoin * sizeof(Value)) {
+        Value v[kJoin];
+      } vector;
+#pragma unroll
+      for (int j = 0; j < kJoin; ++j) {
+        const float v = sums[first + j][eight][half * 2 + odd];
+        vector.v[j] = Narrow<Value>::from(relu && v < 0.0f ? 0.0f : v);
+      }
+      *reinterpret_cast<decltype(vector)*>(own + (lane() % 4 * 16 + half * 8 + lane() / 4) * kJoin) = vector;
+    }
+  }
+
   __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
     if constexpr (Tile::kPhases % 4 == 0) {
-      if (job.joined == 4) return store_to_planes<4>(sums, rows);
+      if (job.joined == 4) return store_planes<0, 4, false>(sums, rows);
+      if (job.staged == 4) return store_staged<4>(sums);
     }
     if constexpr (Tile::kPhases % 2 == 0) {
-      if (job.joined == 2) return store_to_planes<2>(sums, rows);
+      if (job.joined == 2) return store_planes<0, 2, false>(sums, rows);
+      if (job.staged == 2) return store_staged<2>(sums);
     }
-    store_to_planes<1>(sums, rows);
+    if (job.staged == 1) return store_staged<1>(sums);
+    if constexpr (sizeof(Value) == 2) {
+      if (job.paired) return store_pairs(sums, rows);
+    }
+    store_planes<0, 1, false>(sums, rows);
   }
 
   __device__ __forceinline__ void store_taps(const Sums& sums, const Row (&rows)[kHalves]) const {

@@ -262,6 +262,18 @@ void run_fused_input(const Problem& p, Random& random, Tally& tally) {
   }
 }
 
+void run_fused_last(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  const bool forward = p.op == Operator::kConvTranspose;
+  for (int config = 0; config < int(fused_last_tiles().size()); ++config) {
+    const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16}), cap = pick(random, {64 << 20, 1 << 20});
+    if (!fused_last_fits(0, p, config, alignment) || pick(random, {0, 1, 2}) != 0) continue;
+    const FusedLastCall fused(0, p, config, alignment, cap);
+    compare(
+        "fused_last", p, has_bias, random, fused.workspace_bytes(), tally,
+        [&](void* x, void* w, void* b, void* y, void* space) { fused.run({forward ? x : y, w, b, forward ? y : x, space}, 0); });
+  }
+}
+
 void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally) {
   if (small) return;
   for (int config = 0; config < int(fused_weight_tiles().size()); ++config) {
@@ -307,6 +319,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
               });
     }
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
+    if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
     for (const bool atomic : {false, true}) {

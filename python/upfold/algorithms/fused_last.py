@@ -16,25 +16,33 @@ FIRST = 200
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to every tile of 40 layers and their gradients on an H200 (17 % off)."""
+    """What predicts the microseconds of a call: fitted to every tile of 45 layers and their gradients on an H200 (15 % off)."""
 
     call: float
     tile: float  # cycles of a tile, beside its products and results
     product: float  # times the cycles that one takes by itself
     issue: float  # cycles of one beside that
     loaded: float  # bytes that a multiprocessor gets in a cycle
-    hidden: float  # of the lesser of multiplying and loading, the share that the other does not hide
     stored: float  # bytes that it puts
+    in_planes: float  # the same where channels are not innermost
     memory: float  # of a megabyte of the operands, at the least
     packed: float  # of a megabyte of the weight
+    source: float  # of a megabyte of the source that is packed first
+    launch: float  # of that kernel, beside its bytes
+    partial: float  # of a megabyte of partial sums
+    alone: float  # waves, where a multiprocessor could take two blocks and gets one
+    tiles: tuple[float, ...]  # times the products' cycles, by config
 
 
 # Of float32 rounded to TF32, and of 16-bit values.
-_RATES = _Rates(6.4, 490, 0.68, 130, 53.5, 0.355, 34, 0.29, 1.12), _Rates(5.8, 625, 0.71, 120, 55.5, 0.264, 17.8, 0.203, 1.48)
+_RATES = (
+    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 0.275, 0.634, 0.586, 1.35, 0.341, 1.58,
+           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34)),
+    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 0.183, 0.794, 0.75, 1.76, 0.386, 1.69,
+           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38)),
+)  # fmt: skip
 _CYCLES = 1755.0  # of a microsecond
-_SOURCE, _PARTIAL = 0.55, 0.6  # of a megabyte of the source that is packed first, and of partial sums
-_LAUNCH = 2.0  # of one more kernel
-_HALF_EMPTY = 1.2  # waves, where a multiprocessor could take two blocks and gets one
+_BESIDE = 0.05  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -63,6 +71,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     rates = _RATES[size == 2]
+    result = problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides
+    in_order = result[1] == 1
     packed = size * problem.in_channels * problem.out_channels_per_group * problem.taps
     predicted = {}
     for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()):
@@ -73,13 +83,14 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         tiles, products, copied, resident, source, partial = call(problem, FIRST + config, device).work
         pair = columns * vectors * 16
-        multiply = products * (rows * pair / 4096 * rates.product + rates.issue)
+        multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
-        store = rows * columns * phases * size / rates.stored
+        store = rows * columns * phases * size / (rates.stored if in_order else rates.in_planes)
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
-            waves = _HALF_EMPTY
-        time = waves * (max(multiply, load) + rates.hidden * min(multiply, load) + store + rates.tile) / _CYCLES
-        time += 1e-6 * (packed * rates.packed + source * _SOURCE + partial * _PARTIAL) + (_LAUNCH if source else 0.0)
-        predicted[FIRST + config] = rates.call + max(time, 1e-6 * problem.bytes * rates.memory)
+            waves = rates.alone
+        time = waves * (multiply + load + store + rates.tile) / _CYCLES
+        time += 1e-6 * (packed * rates.packed + source * rates.source + partial * rates.partial)
+        least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
+        predicted[FIRST + config] = rates.call + max(time, least) + _BESIDE * min(time, least)
     return predicted
