@@ -42,6 +42,12 @@ _RATES = (
            (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38)),
 )  # fmt: skip
 _CYCLES = 1755.0  # of a microsecond
+# Times as long by config where kernel and stride are equal and channels innermost.
+_EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
+# And where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel and stride
+# are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16 bits); and where
+# the packed source is beyond the cap, so that samples run in parts.
+_DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
 _BESIDE = 0.05  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
 
 
@@ -60,6 +66,24 @@ def enqueue(planned: Any, problem: Problem) -> Enqueue:
         forward(y, w, 0, x, workspace, stream)
 
     return gradient
+
+
+def _storing(problem: Problem, config: int, phases: int) -> float:
+    """How many times as long as its products and bytes say a tile takes, for the way in which it stores results."""
+    forward = problem.operator is Operator.CONV_TRANSPOSE
+    if (problem.y_strides if forward else problem.x_strides)[1] == 1:
+        return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
+    if not forward:
+        return 1.0
+    stride, width = problem.stride[2], problem.out_size[2]
+    if stride == 1:
+        return _DENSE
+    joined = max(j for j in (1, 2, 4) if phases % j == 0 and stride % j == 0 and width % j == 0)
+    if joined == stride:
+        return _JOINED_EQUAL if problem.kernel_size == problem.stride else _JOINED
+    if joined > 1:
+        return _APART
+    return _SCATTERED if phases < stride else _STAGED[DTYPE_BYTES[problem.dtype] == 2]
 
 
 @lru_cache(maxsize=4096)
@@ -90,6 +114,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
         time = waves * (multiply + load + store + rates.tile) / _CYCLES
+        time *= _storing(problem, config, phases) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
         time += 1e-6 * (packed * rates.packed + source * rates.source + partial * rates.partial)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + _BESIDE * min(time, least)
