@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     unsigned char* const stage = block.stage(turn & 1);
     if (turn == -1) {
       const auto biases = block.make_lines(bias);
+      block.make_pattern(bias);
       block.make_steps();
       __syncthreads();  // the tables are complete
       block.load_weight(w);
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
       if (chunk == 0) {
         block.make_runs(box, y);
-        if (job.prefill) block.fill_staged();
+        if (job.prefill) block.fill_staged(box, y);
       }
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
       __syncthreads();  // everyone has left the inputs, and the runs are known

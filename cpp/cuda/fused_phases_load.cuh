@@ -8,7 +8,7 @@ namespace upfold::cuda {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   using Base = PhaseWeight<Value_, kExact, Tile_>;
-  using Base::Base, Base::group, Base::job, Base::kSize;
+  using Base::Base, Base::dense, Base::group, Base::job, Base::kSize;
   using typename Base::Box;
   using typename Base::Tile;
   using typename Base::Value;
@@ -21,7 +21,7 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   };
   __device__ __forceinline__ Place place_at(std::int32_t number, const Box& box) const {
     std::uint32_t line = std::uint32_t(number);
-    const std::int32_t input = std::int32_t(take(job.in_row, line)) * (job.dense ? 1 : job.grain / kSize);
+    const std::int32_t input = std::int32_t(take(job.in_row, line)) * (dense() ? 1 : job.grain / kSize);
     const std::int32_t to = std::int32_t(line) * job.line_step + input * job.input_step;
     const std::int32_t h = std::int32_t(take(job.in_h, line)), d = std::int32_t(take(job.in_d, line)), n = std::int32_t(line);
     const auto inside = [&](int axis, std::int32_t at) {
@@ -40,15 +40,20 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
     return at;
   }
 
-  // What a thread copies: its first place, and its first channel of it; the next channel is `step` behind that.
+  // What a thread copies: its first place, and its first channel of it; the next channel is `step` behind that. Where channels
+  // are neighbours, lanes share a place.
   struct Share {
     std::int32_t number, begin, step;
   };
   __device__ __forceinline__ Share share() const {
-    const std::int32_t tid = std::int32_t(threadIdx.x), each = job.dense ? job.grain / kSize : 1, places = job.place_count;
+    const std::int32_t tid = std::int32_t(threadIdx.x), places = job.place_count;
+    if (dense()) {
+      const std::int32_t each = job.grain / kSize, lanes = job.place_lanes;
+      return {tid / lanes, tid % lanes * each, lanes * each};
+    }
     const std::int32_t lanes = Tile::kThreads / places, lane = tid / places;
-    if (lanes <= 1) return {tid, 0, each};
-    return {lane < lanes ? tid - lane * places : places, lane * each, lanes * each};
+    if (lanes <= 1) return {tid, 0, 1};
+    return {lane < lanes ? tid - lane * places : places, lane, lanes};
   }
 
   // The inputs of one chunk of channels; zeros where there are none. `place` is that of this thread's first copies.
@@ -75,7 +80,7 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
         if constexpr (kBytes > 2) copy_async<kBytes>(own_to, x, false);
         if constexpr (kBytes == 2) store_half(own_to, 0);
       }
-      number += Tile::kThreads;
+      number += Tile::kLast ? job.place_step : Tile::kThreads;
       if (number < job.place_count) place = place_at(number, box);
     }
   }

@@ -88,7 +88,29 @@ struct PhaseInputsOfSlice {
       }
     }
   }
-  // Value by value, of products of eight neighbouring units; `columns` is where each begins.
+  // Of products of eight neighbouring units; `columns` is where each begins. Where channels are neighbours both slots are.
+  __device__ __forceinline__ void read_dense(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits]) {
+#pragma unroll
+    for (int j = 0; j < kWindowUnits; ++j) {
+      const uint2 both = *reinterpret_cast<const uint2*>(at + columns[j]);
+      if constexpr (Block::kSize == 4) {
+        split<Block::kParts == 2>(words[0][j][0], words[Block::kParts - 1][j][0], both.x);
+        split<Block::kParts == 2>(words[0][j][1], words[Block::kParts - 1][j][1], both.y);
+      } else {
+        words[0][j][0] = both.x, words[0][j][1] = both.y;
+      }
+    }
+  }
+  // And, in 16-bit types, of two shifts.
+  __device__ __forceinline__ void read_folded(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits],
+                                              std::int32_t input_step) {
+#pragma unroll
+    for (int j = 0; j < kWindowUnits; ++j) {
+      words[0][j][0] = *reinterpret_cast<const std::uint32_t*>(at + columns[j]);
+      words[0][j][1] = *reinterpret_cast<const std::uint32_t*>(at + columns[j] - input_step);
+    }
+  }
+  // Value by value, where inputs are neighbours.
   __device__ __forceinline__ void read(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits],
                                        const PhaseJob& job) {
 #pragma unroll
@@ -99,8 +121,6 @@ struct PhaseInputsOfSlice {
         if constexpr (Block::kSize == 4) {
           split<Block::kParts == 2>(words[0][j][slot], words[Block::kParts - 1][j][slot],
                                     *reinterpret_cast<const std::uint32_t*>(own));
-        } else if (job.dense) {
-          words[0][j][slot] = *reinterpret_cast<const std::uint32_t*>(own);
         } else {
           words[0][j][slot] = *reinterpret_cast<const std::uint16_t*>(own) |
                               std::uint32_t(*reinterpret_cast<const std::uint16_t*>(own + job.channel_step)) << 16;
@@ -113,8 +133,8 @@ struct PhaseInputsOfSlice {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
   using Base = PhaseResults<Value_, kExact, Tile_>;
-  using Base::Base, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels, Base::reduced,
-      Base::set_steps, Base::steps, Base::weight;
+  using Base::Base, Base::dense, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels,
+      Base::lane_channel, Base::reduced, Base::set_steps, Base::steps, Base::weight, Base::window;
   using typename Base::Sums;
   using typename Base::Tile;
   using typename Base::Value;
@@ -126,15 +146,15 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
       columns[j] = 0;
-      if (j > 0 && job.window) continue;
-      const std::int32_t column = warp_n * Tile::kN8 * 8 + (job.window ? lane / 4 * kWindowUnits : j * 8 + lane / 4);
+      if (j > 0 && window()) continue;
+      const std::int32_t column = warp_n * Tile::kN8 * 8 + (window() ? lane / 4 * kWindowUnits : j * 8 + lane / 4);
       std::uint32_t rest = std::uint32_t(column);
       const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       if (rest >= job.box_lines.value) rest = 0;
       const std::uint32_t h = take(job.box_h, rest), d = take(job.box_d, rest);
       const std::uint32_t line = (rest * job.in_d.value + d) * job.in_h.value + h;
       columns[j] = std::int32_t(line) * job.line_step + (unit + job.skew + job.axis[2].most_shift) * job.input_step +
-                   lane % 4 * (kSize == 2 ? 2 : 1) * job.channel_step;
+                   lane_channel() * job.channel_step;
     }
   }
 
@@ -240,17 +260,35 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
       }
     }
   }
-  // The same of any shifts.
+  // The same of any shifts, where inputs or channels are neighbours in shared memory.
+  template <bool kDense>
   __device__ __forceinline__ void add_shifts(Sums& sums, const uint4* a, const unsigned char* x,
                                              const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m) const {
     for (std::int32_t s = 0; s < job.width_shifts; ++s, a += Tile::kGroups * fragment_vectors()) {
       const std::uint32_t groups = job.shift_groups[s] >> (warp_m * Tile::kM16);
       if ((groups & ((1u << Tile::kM16) - 1)) == 0) continue;
       SliceInputs inputs;
-      inputs.read(x - job.all_shifts[s] * job.input_step, columns, job);
+      const unsigned char* const at = x - job.all_shifts[s] * job.input_step;
+      if constexpr (kDense) inputs.read_dense(at, columns);
+      if constexpr (!kDense) inputs.read(at, columns, job);
 #pragma unroll
       for (int m = 0; m < Tile::kM16; ++m) {
         if ((groups >> m & 1) != 0) add<true>(sums[m], a + m * fragment_vectors(), inputs);
+      }
+    }
+  }
+  // The same of both shifts of a folded slice, where channels are neighbours.
+  __device__ __forceinline__ void add_folded(Sums& sums, const uint4* a, const unsigned char* x,
+                                             const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m) const {
+    SliceInputs inputs;
+    inputs.read_folded(x, columns, job.input_step);
+#pragma unroll
+    for (int m = 0; m < Tile::kM16; ++m) {
+      const std::int32_t group = warp_m * Tile::kM16 + m;
+      if ((job.shift_groups[1] >> group & 1) != 0) {
+        add(sums[m], a + m * fragment_vectors(), inputs);
+      } else if ((job.shift_groups[0] >> group & 1) != 0) {
+        add_first(sums[m], a + m * fragment_vectors(), inputs);
       }
     }
   }
@@ -269,11 +307,18 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
                                            const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m,
                                            std::int32_t warp_k) const {
     const unsigned char* const own = x + columns[0];
-    if (!job.window) {
-      for_steps(chunk, warp_m, warp_k,
-                [&](const uint4* a, std::int32_t from) { add_shifts(sums, a, x + from, columns, warp_m); });
-    } else if (kSize == 2 && job.folded) {
+    if (dense() && job.folded) {
       if constexpr (kSize == 2)
+        for_steps(chunk, warp_m, warp_k,
+                  [&](const uint4* a, std::int32_t from) { add_folded(sums, a, x + from, columns, warp_m); });
+    } else if (dense()) {
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_shifts<true>(sums, a, x + from, columns, warp_m); });
+    } else if (!window()) {
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_shifts<false>(sums, a, x + from, columns, warp_m); });
+    } else if (kSize == 2 && job.folded) {
+      if constexpr (kSize == 2 && !Tile::kLast)
         for_steps(chunk, warp_m, warp_k,
                   [&](const uint4* a, std::int32_t from) { add_window<2, true>(sums, a, own + from, warp_m); });
     } else if (job.width_shifts <= 2) {
