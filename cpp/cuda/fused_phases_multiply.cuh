@@ -6,17 +6,12 @@
 
 namespace upfold::cuda {
 
-// A float32 as TF32, rounded to nearest, ties away from zero, and beside it low bits that a product cuts off: half a step of TF32
-// is added, which leaves NaN and infinity what they are. Two instructions, where the conversion takes three.
-UPFOLD_DEVICE std::uint32_t near_tf32(std::uint32_t word) {
-  return __float_as_uint(fmaf(__uint_as_float(word & 0xff800000u), 0x1p-11f, __uint_as_float(word)));
-}
-// The same of a value and, in full float32, of what that leaves.
+// A value as TF32 and, in full float32, what that leaves as such.
 template <bool kExact>
 UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t word) {
   high = near_tf32(word);
   if constexpr (kExact) {
-    const float v = __uint_as_float(word), rest = v - __uint_as_float(high & 0xffffe000u);
+    const float v = __uint_as_float(word), rest = v - tf32_value(high);
     low = near_tf32(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
   }
 }
@@ -166,10 +161,7 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
     if constexpr (kExact) {
       if (kSplits && job.weight_parts == 1) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float both = __uint_as_float(high[e]);
-          high[e] = to_tf32(both), low[e] = tf32_rest(both, high[e]);
-        }
+        for (int e = 0; e < 4; ++e) split<true>(high[e], low[e], high[e]);
       } else {
         const uint4 rest = from[32];
         low[0] = rest.x, low[1] = rest.y, low[2] = rest.z, low[3] = rest.w;
