@@ -6,7 +6,9 @@
 // and one phase of both; a block owns some lines of one set, in all phases of the width, for the units of one *box* after
 // another:
 //   weight  [step][slice][16 rows][lane][16 bytes]: fragments of the tensor cores, made once from torch's layout;
-//   x       [2][channel][line of the box][input], or [2][line][input][channel] where x is channels-last, as they lie in memory;
+//   x       [channel][line of the box][input], or [line][input][channel] where x is channels-last, as they lie in memory: once,
+//   or
+//           twice, so that a chunk is copied while another is multiplied;
 //   staged  [line][line of units][output]: the results of a box in the order of y, stored in runs. Where y is channels-last, some
 //           lines of a pair of phases, neighbouring channels, are one run: [run][line of units][output][channel].
 // A *step* of the reduction is a shift of depth and height and some channels; its *slices* are the shifts of the width. A product
@@ -73,8 +75,8 @@ struct PhaseJob {
   // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels.
   bool dense;
   std::int32_t channel_step, line_step, input_step, skew;
-  std::int32_t chunk_channels, chunks, stage_bytes;
-  std::int32_t grain;                    // bytes of a copy
+  std::int32_t chunk_channels, chunks, stage_bytes, last_stage;  // the number of the last of its places: 0 or 1
+  std::int32_t grain;                                            // bytes of a copy
   std::int32_t place_lanes, place_step;  // threads of a place where x is dense; places that are copied at a time
   Divisor run_vectors;                   // of 16 bytes, of a staged run
   // Of runs whose outputs lie apart: bytes of a store, the stores of an output, and outputs.
@@ -170,7 +172,7 @@ struct PhaseMemory {
   }
   __device__ __forceinline__ uint4* weight() const { return reinterpret_cast<uint4*>(memory); }
   __device__ __forceinline__ unsigned char* stage(int i) const { return memory + job.weight_bytes + i * job.stage_bytes; }
-  __device__ __forceinline__ Value* staged() const { return reinterpret_cast<Value*>(stage(2)); }
+  __device__ __forceinline__ Value* staged() const { return reinterpret_cast<Value*>(stage(job.last_stage + 1)); }
   // What a kernel without channels-last operands knows of them.
   __device__ __forceinline__ bool dense() const { return Tile::kLast && job.dense; }
   __device__ __forceinline__ bool window() const { return !Tile::kLast && job.window; }
@@ -182,9 +184,11 @@ struct PhaseMemory {
   __device__ __forceinline__ std::uint32_t skews() const { return Tile::kLast ? job.skews : kVector - 1; }
 
   __device__ __forceinline__ Value* pattern() const {
-    return reinterpret_cast<Value*>(stage(2) + job.staged_bytes - job.pattern_bytes);
+    return reinterpret_cast<Value*>(stage(job.last_stage + 1) + job.staged_bytes - job.pattern_bytes);
   }
-  __device__ __forceinline__ float4* reduced() const { return reinterpret_cast<float4*>(stage(2) + job.staged_bytes); }
+  __device__ __forceinline__ float4* reduced() const {
+    return reinterpret_cast<float4*>(stage(job.last_stage + 1) + job.staged_bytes);
+  }
   __device__ __forceinline__ PhaseTables<Tile>& tables() const {
     return *reinterpret_cast<PhaseTables<Tile>*>(reduced() + Tile::kReduced);
   }

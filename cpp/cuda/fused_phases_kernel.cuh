@@ -25,11 +25,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const std::int32_t first_place = share.number < job.place_count ? share.number : 0;
   std::int32_t columns[Tile::kN8];
   float sums[Tile::kM16][Tile::kN8][4];
-  // Copies run two chunks ahead: two turns begin before there is anything to multiply.
+  // Copies run two chunks ahead, or, of one place for x, begin where products of the chunk before end: two turns begin before
+  // there is anything to multiply.
   std::int32_t chunk = 0;
   for (std::int32_t turn = -2; number < boxes; ++turn) {
     const auto box = block.box_at(number);
-    unsigned char* const stage = block.stage(turn & 1);
+    unsigned char* const stage = block.stage(turn & job.last_stage);
     if (turn == -1) {
       const auto biases = block.make_lines(bias);
       block.make_pattern(bias);
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.find_units(columns, warp_n);
       block.clear(sums);
     } else if (turn >= 0) {
-      copy_async_wait<1>();
+      job.last_stage > 0 ? copy_async_wait<1>() : copy_async_wait<0>();
       __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
       if (chunk == 0) {
         block.make_runs(box, y);
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
       __syncthreads();  // everyone has left the inputs, and the runs are known
     }
-    if (copy_box < boxes) {
+    if (copy_box < boxes && (turn != -1 || job.last_stage > 0)) {
       const auto next = block.box_at(copy_box);
       block.copy_inputs(x, next, share, block.place_at(first_place, next), copy_chunk, stage);
       if (++copy_chunk == job.chunks) copy_chunk = 0, copy_box += box_step;

@@ -9,7 +9,8 @@
   DO(1, Value, kExact, kLast, 1, 2, 4, 1, 4, 2)      \
   DO(2, Value, kExact, kLast, 1, 4, 1, 3, 4, 4)      \
   DO(3, Value, kExact, kLast, 1, 4, 1, 4, 4, 4)      \
-  DO(4, Value, kExact, kLast, 2, 4, 1, 4, 4, 2)
+  DO(4, Value, kExact, kLast, 2, 4, 1, 4, 4, 2)      \
+  DO(5, Value, kExact, kLast, 1, 8, 1, 3, 4, 2)
 
 #define UPFOLD_INSTANTIATE_PHASES(index, Value, kExact, ...)                           \
   template __global__ void fused_phases_kernel<Value, kExact, PhaseTile<__VA_ARGS__>>( \

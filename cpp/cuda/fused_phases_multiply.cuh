@@ -9,10 +9,10 @@ namespace upfold::cuda {
 // A value as TF32 and, in full float32, what that leaves as such.
 template <bool kExact>
 UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t word) {
-  high = near_tf32(word);
+  high = near_tf32_in_place(word);
   if constexpr (kExact) {
-    const float v = __uint_as_float(word), rest = v - tf32_value(high);
-    low = near_tf32(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
+    const float v = __uint_as_float(word), rest = v - __uint_as_float(high);
+    low = near_tf32_in_place(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
   }
 }
 
@@ -46,7 +46,8 @@ struct PhaseWindow {
     put(first, slot, v.x), put(first + 1, slot, v.y), put(first + 2, slot, v.z), put(first + 3, slot, v.w);
   }
   __device__ __forceinline__ void put(int at, int slot, std::uint32_t word) {
-    split<Block::kParts == 2>(words[0][at][slot], words[Block::kParts - 1][at][slot], word);
+    if constexpr (Block::kParts == 2) split<true>(words[0][at][slot], words[1][at][slot], word);
+    if constexpr (Block::kParts == 1) words[0][at][slot] = near_tf32(word);
   }
   // Two channels of 16 bits as one word.
   static __device__ __forceinline__ void read_pairs(Words& to, int slot, const unsigned char* first,
