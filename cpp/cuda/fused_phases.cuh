@@ -69,8 +69,10 @@ struct PhaseJob {
   // Otherwise the counts are 1.
   bool pixels, joined;
   std::int32_t pixel, pair_channels, run_lines;  // and lines with products as runs
-  std::uint32_t skews;                           // elements that a run may lie behind a vector in y; a bit mask
-  bool prefill;                                  // some phases of the width have no tap
+  // Bit masks of elements: how far a run may lie behind a vector in y, and behind where its stores begin, which of a long run is
+  // a line of the cache.
+  std::uint32_t skews, run_skews;
+  bool prefill;  // some phases of the width have no tap
   bool window, folded;
   // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels.
   bool dense;

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   std::int32_t copy_chunk = 0;
   const auto share = block.share();
   const std::int32_t first_place = share.number < job.place_count ? share.number : 0;
+  typename PhaseBlock<Value, kExact, Tile>::Start start = {};
   std::int32_t columns[Tile::kN8];
   float sums[Tile::kM16][Tile::kN8][4];
   // Copies run two chunks ahead, or, of one place for x, begin where products of the chunk before end: two turns begin before
@@ -51,8 +52,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       __syncthreads();  // everyone has left the inputs, and the runs are known
     }
     if (copy_box < boxes && (turn != -1 || job.last_stage > 0)) {
-      const auto next = block.box_at(copy_box);
-      block.copy_inputs(x, next, share, block.place_at(first_place, next), copy_chunk, stage);
+      // Chunks of a box share it, where there are registers to keep it.
+      if (Tile::kM16 > 1 || copy_chunk == 0) start = block.start_of(x, block.box_at(copy_box), share, first_place);
+      block.copy_inputs(copy_box, share, start, copy_chunk, stage);
       if (++copy_chunk == job.chunks) copy_chunk = 0, copy_box += box_step;
     }
     copy_async_commit();

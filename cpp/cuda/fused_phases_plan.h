@@ -24,7 +24,7 @@ class PhasePlanner : PhaseRows {
   }
 
  private:
-  static constexpr std::int64_t kReservedBytes = 1 << 10, kVector = 16;
+  static constexpr std::int64_t kReservedBytes = 1 << 10, kVector = 16, kLine = 128, kLongRun = 512;
   static constexpr std::int64_t kMostInputs = 1 << 15;  // of a box: more do not fit, whatever their type
 
   // Bytes of the widest copies that lie wholly inside or outside of x.
@@ -124,10 +124,13 @@ class PhasePlanner : PhaseRows {
       if (piece == kVector) job_.staged_pixel += std::int32_t(per_vector);
       job_.piece = std::int32_t(piece), job_.pixel_pieces = make_divisor(pieces),
       job_.run_outputs = make_divisor(box[2] * stride);
-      job_.run_vectors = make_divisor(pieces * box[2] * stride), job_.skews = 0;
+      job_.run_vectors = make_divisor(pieces * box[2] * stride), job_.skews = job_.run_skews = 0;
     } else {
-      job_.run_vectors = make_divisor(ceil_div(box[2] * stride * job_.pixel + per_vector - 1, per_vector));
-      job_.skews = std::uint32_t(per_vector - 1);
+      // Stores of a warp that begin at lines of the cache touch a fifth fewer of them.
+      const std::int64_t length = box[2] * stride * job_.pixel,
+                         align = length * element_ >= kLongRun ? kLine / element_ : per_vector;
+      job_.run_vectors = make_divisor(ceil_div(length + align - 1, align) * (align / per_vector));
+      job_.skews = std::uint32_t(per_vector - 1), job_.run_skews = std::uint32_t(align - 1);
     }
     const std::int64_t run = grid_w * stride * job_.staged_pixel + 2 * (per_vector - 1);
     job_.staged_pitch = std::int32_t((ceil_div(run, per_vector) | 1) * per_vector);
@@ -196,7 +199,7 @@ class PhasePlanner : PhaseRows {
                                                     : 53;
     const double places = double(ceil_div(job_.place_count, tile_.threads)) * tile_.threads / 32.0;
     return {job_.steps * ((job_.window ? 1 : slices) * inputs * warps + product * fragments) + 60.0 * places +
-                12.0 / 32.0 * job_.copy_count,
+                12.0 / 32.0 * job_.copy_count + 120.0 * tile_.threads / 32.0,
             job_.steps * ((job_.window ? 16 : 8 * slices) * warps + 4.0 * job_.weight_parts * fragments) + job_.copy_count / 8.0};
   }
   // What the boxes of the layout take, in cycles of a multiprocessor of an H200.
@@ -212,13 +215,15 @@ class PhasePlanner : PhaseRows {
     // Both ends of a run leave a sector half written, and its vectors begin at no line of the cache: it takes as long as 16 more
     // (runs of 624 bytes 2.1 TB/s, of 3 KB 3.3). Inputs come from the second-level cache as often as from memory.
     const double written = apart ? vectors * job_.piece / double(kVector) : vectors + 16.0 * job_.run_count;
-    const double moved = written + 0.6 * job_.chunks * job_.copy_count * job_.grain / 16.0;
+    // Memory gives neighbouring channels 64 bytes at a time.
+    const double wasted = job_.dense && job_.chunks > 1 ? std::max(1.0, 64.0 / double(job_.chunk_channels * element_)) : 1.0;
+    const double moved = written + 0.6 * wasted * job_.chunks * job_.copy_count * job_.grain / 16.0;
     const double cycles = std::max(work.instructions / 2.2, work.passes) + 0.3 * std::min(work.instructions / 2.2, work.passes);
     const double both = std::max(cycles, moved) + 0.3 * std::min(cycles, moved),
                  waits = (job_.last_stage > 0 ? 1000.0 : 1300.0) + 300.0 * job_.chunks;
     const std::int64_t together = std::min(blocks_together(), ceil_div(tiles, multiprocessors_));
-    // Fewer warps than these leave instructions waiting for each other.
-    const double slowed = std::max(1.0, 16.0 * 32.0 / double(together * tile_.threads));
+    // The fewer warps, the longer instructions wait for each other.
+    const double slowed = std::max(0.7, 16.0 * 32.0 / double(together * tile_.threads));
     return double(ceil_div(tiles, together * multiprocessors_)) * (double(together) * both * slowed + waits);
   }
 

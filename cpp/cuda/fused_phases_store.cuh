@@ -90,7 +90,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const bool inside = std::uint32_t(line.d + in_box.d) < std::uint32_t(job.axis[0].out) &&
                           std::uint32_t(line.h + in_box.h) < std::uint32_t(job.axis[1].out);
       const std::int32_t skews = skew_of(line.y) + skew_of(in_box.y + std::int64_t(first / kSize));
-      const std::int32_t skew = skew_of(skews);
+      const std::int32_t skew = std::int32_t(std::uint32_t(line.y + in_box.y + std::int64_t(first / kSize)) & job.run_skews);
       const std::int32_t to = std::int32_t(number) * job.staged_line + in_line * job.staged_pitch + skews - skew;
       const bool is_staged = std::int32_t(number) < run_lines();
       const std::uint32_t constant = pixels() ? offset_of(pattern() + line.channel) : word_of(line.bias);
