@@ -177,7 +177,7 @@ struct PhaseMemory {
   __device__ __forceinline__ Value* staged() const { return reinterpret_cast<Value*>(stage(job.last_stage + 1)); }
   // What a kernel without channels-last operands knows of them.
   __device__ __forceinline__ bool dense() const { return Tile::kLast && job.dense; }
-  __device__ __forceinline__ bool window() const { return !Tile::kLast && job.window; }
+  __device__ __forceinline__ bool window() const { return job.window; }
   __device__ __forceinline__ bool pixels() const { return Tile::kLast && job.pixels; }
   __device__ __forceinline__ bool are_apart() const { return pixels() && !job.joined; }
   __device__ __forceinline__ std::int32_t pixel() const { return Tile::kLast ? job.pixel : 1; }

@@ -27,15 +27,26 @@ struct PhaseWindow {
 
   // `at` is the first unit's input without a shift, in the lane's first channel.
   __device__ __forceinline__ void read(const unsigned char* at, const PhaseJob& job) {
+    if constexpr (Block::Tile::kLast) {
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
-      if constexpr (Block::kSize == 4) {
-        read_words(slot, own);
-      } else {
-        read_pairs(words[0], slot, own, own + job.channel_step);
+      for (int i = 5 - kShifts; i < 2 * kWindowUnits; ++i) read_both(i, at + (i - 4) * job.input_step);
+    } else {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
+        if constexpr (Block::kSize == 4) {
+          read_words(slot, own);
+        } else {
+          read_pairs(words[0], slot, own, own + job.channel_step);
+        }
       }
     }
+  }
+  // Where channels are neighbours, so are the lane's of both slots.
+  __device__ __forceinline__ void read_both(int i, const unsigned char* at) {
+    const uint2 both = *reinterpret_cast<const uint2*>(at);
+    words[0][i][0] = Block::kSize == 4 ? near_tf32_in_place(both.x) : both.x;
+    words[0][i][kSlots - 1] = Block::kSize == 4 ? near_tf32_in_place(both.y) : both.y;
   }
   __device__ __forceinline__ void read_words(int slot, const unsigned char* at) {
     put_four(4, slot, load_shared(shared_address(at)));
@@ -304,13 +315,19 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
       if constexpr (kSize == 2)
         for_steps(chunk, warp_m, warp_k,
                   [&](const uint4* a, std::int32_t from) { add_folded(sums, a, x + from, columns, warp_m); });
-    } else if (dense()) {
+    } else if (dense() && !window()) {
       for_steps(chunk, warp_m, warp_k,
                 [&](const uint4* a, std::int32_t from) { add_shifts<true>(sums, a, x + from, columns, warp_m); });
     } else if (!window()) {
       for_steps(chunk, warp_m, warp_k,
                 [&](const uint4* a, std::int32_t from) { add_shifts<false>(sums, a, x + from, columns, warp_m); });
-    } else if (kSize == 2 && job.folded) {
+    } else if constexpr (!(Tile::kLast && kExact)) {
+      multiply_windows(sums, own, chunk, warp_m, warp_k);
+    }
+  }
+  __device__ __forceinline__ void multiply_windows(Sums& sums, const unsigned char* own, std::int32_t chunk, std::int32_t warp_m,
+                                                   std::int32_t warp_k) const {
+    if (kSize == 2 && job.folded) {
       if constexpr (kSize == 2 && !Tile::kLast)
         for_steps(chunk, warp_m, warp_k,
                   [&](const uint4* a, std::int32_t from) { add_window<2, true>(sums, a, own + from, warp_m); });

@@ -56,9 +56,9 @@ class PhasePlanner : PhaseRows {
     job_.chunk_channels = std::int32_t(ceil_div(channels, job_.step_channels) * job_.step_channels),
     job_.chunks = std::int32_t(ceil_div(job_.ic, job_.chunk_channels));
     if (job_.dense) {
-      // A lane reads its channels of both slots at a time, four inputs of them from different banks; of a folded slice those of
-      // one slot, of eight inputs.
-      const std::int64_t multiple = job_.folded ? 16 : 32;
+      // A lane reads its channels of both slots at a time, four inputs of them from different banks (in a window, where they lie
+      // four inputs apart, two); of a folded slice those of one slot, of eight inputs.
+      const std::int64_t multiple = job_.folded || job_.window ? 16 : 32;
       const std::int64_t step = (ceil_div(job_.chunk_channels * element_, multiple) | 1) * multiple;
       job_.channel_step = std::int32_t(element_), job_.input_step = std::int32_t(step);
       job_.line_step = std::int32_t(inputs * step), job_.skew = 0;

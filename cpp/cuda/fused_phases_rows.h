@@ -183,11 +183,14 @@ class PhaseRows {
   void choose_products() {
     PhaseAxis& w = job_.axis[2];
     const bool neighbours = *width_shifts_.rbegin() == job_.width_shifts - 1;
-    job_.window =
-        job_.weight_parts == parts_ && !job_.dense && !job_.pixels && job_.width_shifts <= kMostWindowShifts && neighbours;
+    // Of neighbouring channels in full float32 a window takes more registers than there are.
+    const bool fits = job_.dense ? parts_ == 1 : job_.weight_parts == parts_ && !job_.pixels;
+    job_.window = fits && neighbours && job_.width_shifts <= kMostWindowShifts;
     const std::int64_t slot = element_ == 2 ? 8 : 4;
-    job_.folded = (job_.window || job_.dense) && neighbours && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
+    job_.folded = job_.window && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
     for (int c = 0; c < w.classes; ++c) job_.folded = job_.folded && has_shift(c, 0);
+    // Neighbouring inputs of so few channels lie in few banks.
+    if (job_.dense && job_.folded) job_.window = false;
     job_.step_channels = std::int32_t(job_.folded ? slot : 2 * slot);
     job_.slices = make_divisor(job_.folded ? 1 : job_.width_shifts);
     if (!job_.window) return;
