@@ -66,10 +66,13 @@ class PhasePlanner : PhaseRows {
       job_.place_count = std::int32_t(lines * inputs),
       job_.copy_count = std::int32_t(lines * inputs * (job_.chunk_channels / elements));
       job_.stage_bytes = std::int32_t(lines * inputs * step);
-      // Lanes of a place copy 64 bytes side by side, or as many as keep all threads busy.
+      // Lanes of a place copy a sector of memory side by side, or more where each has four copies all the same, or some are idle.
       const std::int64_t copies = job_.chunk_channels / elements;
       std::int64_t lanes = 1;
-      while (lanes * 2 <= copies && (lanes * job_.grain < 64 || lines * inputs * lanes * 2 <= tile_.threads)) lanes *= 2;
+      while (lanes * 2 <= copies &&
+             (lanes * job_.grain < 32 * (job_.grain == kVector) || (lanes * 8 <= copies && lanes * job_.grain < 64) ||
+              lines * inputs * lanes * 2 <= tile_.threads))
+        lanes *= 2;
       job_.place_lanes = std::int32_t(lanes), job_.place_step = std::int32_t(tile_.threads / lanes);
     } else {
       const std::int64_t first = std::int64_t(job_.axis[2].first_unit) - job_.axis[2].most_shift;
