@@ -321,7 +321,7 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
     } else if (!window()) {
       for_steps(chunk, warp_m, warp_k,
                 [&](const uint4* a, std::int32_t from) { add_shifts<false>(sums, a, x + from, columns, warp_m); });
-    } else if constexpr (!(Tile::kLast && kExact)) {
+    } else if constexpr (!Tile::kLast || (!kExact && Tile::kGroups == 1)) {
       multiply_windows(sums, own, chunk, warp_m, warp_k);
     }
   }

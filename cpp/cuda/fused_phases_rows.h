@@ -183,8 +183,8 @@ class PhaseRows {
   void choose_products() {
     PhaseAxis& w = job_.axis[2];
     const bool neighbours = *width_shifts_.rbegin() == job_.width_shifts - 1;
-    // Of neighbouring channels in full float32 a window takes more registers than there are.
-    const bool fits = job_.dense ? parts_ == 1 : job_.weight_parts == parts_ && !job_.pixels;
+    // Of neighbouring channels windows pay where a product of 16 rows reads all inputs; others wait for their banks.
+    const bool fits = job_.dense ? parts_ == 1 && tile_.rows == 16 : job_.weight_parts == parts_ && !job_.pixels;
     job_.window = fits && neighbours && job_.width_shifts <= kMostWindowShifts;
     const std::int64_t slot = element_ == 2 ? 8 : 4;
     job_.folded = job_.window && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
