@@ -233,6 +233,46 @@ class FusedInputCall {
   std::shared_ptr<const InputPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the fused method by boxes of channels, which are packed where they are not innermost: positions, columns of a
+// product, phases and vectors of 16 bytes of channels of one block, and blocks of a multiprocessor.
+struct FusedLastTile {
+  int rows, columns, phases, blocks, vectors;
+};
+std::vector<FusedLastTile> fused_last_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose and kConv of float16, bfloat16, or float32
+// rounded to TF32, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of what it reads.
+bool fused_last_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct LastPlan;
+// What a choice launches: tiles; products of 64 positions in each warpgroup's share of a tile, and bytes of the source that it
+// copies, on average; whether the weights stay; bytes of the source that is packed first, and of partial sums.
+struct FusedLastWork {
+  std::int64_t tiles;
+  double products, copied;
+  bool resident;
+  std::int64_t source, partial;
+};
+// The transposed convolution, bias and activation included, or the gradient of its input, in one pass. Planned once, then the
+// same for any operands and by any thread.
+class FusedLastCall {
+ public:
+  // Where the copy of the source that it may need is beyond the cap, the samples run in parts.
+  FusedLastCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
+  std::int64_t workspace_bytes() const;
+  FusedLastWork work() const;
+  // Of the gradient x is what is read, y, and y what is written, x.
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+  // As of FusedCall.
+  std::int64_t packed_bytes() const;
+  std::vector<std::int64_t> packing() const;
+  void pack(const void* w, void* packed, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const LastPlan> plan_;  // null: nothing to do
+};
+
 struct Device {
   std::string name;
   int major, minor;

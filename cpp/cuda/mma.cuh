@@ -186,6 +186,12 @@ UPFOLD_DEVICE std::uint64_t swizzled_descriptor(std::uint32_t at, std::uint32_t 
   return kSwizzle64 | matrix_descriptor(at, 1, group_pitch);
 }
 
+// The same of rows of 128 bytes: of row r, counted from a multiple of 1024 bytes, vector v lies at v ^ (r % 8).
+UPFOLD_DEVICE std::uint64_t long_row_descriptor(std::uint32_t at, std::uint32_t group_pitch) {
+  constexpr std::uint64_t kSwizzle128 = std::uint64_t(1) << 62;
+  return kSwizzle128 | matrix_descriptor(at, 1, group_pitch);
+}
+
 // Between ordinary accesses to the sums and the first product that adds to them.
 UPFOLD_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 UPFOLD_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -209,6 +215,7 @@ struct WarpgroupCore;
   "+f"(s[(j) * kStep + kFirst][0]), "+f"(s[(j) * kStep + kFirst][1]), "+f"(s[(j) * kStep + kFirst][2]), \
       "+f"(s[(j) * kStep + kFirst][3])
 #define UPFOLD_SUMS_4(j) UPFOLD_SUMS_1(j), UPFOLD_SUMS_1(j + 1), UPFOLD_SUMS_1(j + 2), UPFOLD_SUMS_1(j + 3)
+#define UPFOLD_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define UPFOLD_NAMES_32                                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
   "%23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -216,6 +223,12 @@ struct WarpgroupCore;
   UPFOLD_NAMES_32                                                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UPFOLD_NAMES_128                                                                                               \
+  UPFOLD_NAMES_64                                                                                                      \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
+  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
 #define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                                 \
   template <int kStep, int kFirst>                                                                                          \
   struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                        \
@@ -226,11 +239,15 @@ struct WarpgroupCore;
                    : "l"(a), "l"(b));                                                                                       \
     }                                                                                                                       \
   };
-#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                          \
-  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0),   \
-                        UPFOLD_SUMS_4(4))                                                                           \
-  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0), \
-                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))
+#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                             \
+  UPFOLD_WARPGROUP_CORE(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "%16, %17", turns, UPFOLD_SUMS_4(0))      \
+  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0),      \
+                        UPFOLD_SUMS_4(4))                                                                              \
+  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0),    \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))                                         \
+  UPFOLD_WARPGROUP_CORE(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "%128, %129", turns, UPFOLD_SUMS_4(0), \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12), UPFOLD_SUMS_4(16), UPFOLD_SUMS_4(20),   \
+                        UPFOLD_SUMS_4(24), UPFOLD_SUMS_4(28))
 UPFOLD_WARPGROUP_CORES(__half, "k16", "f32.f16.f16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(float, "k8", "f32.tf32.tf32", "")
@@ -244,13 +261,6 @@ struct WarpgroupRows;
 #define UPFOLD_ROWS(j) "+f"(s[kFirst + (j)][0]), "+f"(s[kFirst + (j)][1]), "+f"(s[kFirst + (j)][2]), "+f"(s[kFirst + (j)][3])
 #define UPFOLD_ROWS_4(j) UPFOLD_ROWS(j), UPFOLD_ROWS(j + 1), UPFOLD_ROWS(j + 2), UPFOLD_ROWS(j + 3)
 #define UPFOLD_ROWS_16(j) UPFOLD_ROWS_4(j), UPFOLD_ROWS_4(j + 4), UPFOLD_ROWS_4(j + 8), UPFOLD_ROWS_4(j + 12)
-#define UPFOLD_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define UPFOLD_NAMES_128                                                                                               \
-  UPFOLD_NAMES_64                                                                                                      \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
-  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-  "%126, %127"
 #define UPFOLD_WARPGROUP_ROWS(Value, kN8_, shape_and_types, names, operands, turn, ...)                                     \
   template <int kFirst>                                                                                                     \
   struct WarpgroupRows<Value, kN8_, kFirst> {                                                                               \

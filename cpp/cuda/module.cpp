@@ -127,6 +127,34 @@ py::tuple fused_input_work(const FusedInputCall& call) {
   return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident);
 }
 
+using upfold::cuda::FusedLastCall;
+
+void fused_last(const FusedLastCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+                std::uintptr_t workspace, std::uintptr_t stream, std::uintptr_t packed) {
+  const py::gil_scoped_release release;
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace), pointer(packed)}, stream);
+}
+
+void fused_last_pack(const FusedLastCall& call, std::uintptr_t w, std::uintptr_t packed, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.pack(pointer(w), pointer(packed), stream);
+}
+
+// (positions, columns, phases, blocks of a multiprocessor, vectors of a chunk) of each tile choice.
+py::list fused_last_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::FusedLastTile& t : upfold::cuda::fused_last_tiles())
+    tiles.append(py::make_tuple(t.rows, t.columns, t.phases, t.blocks, t.vectors));
+  return tiles;
+}
+
+// (tiles, products of a tile, bytes that it copies of the source, whether weights stay; bytes of packed source and of partial
+// sums) of a tile choice.
+py::tuple fused_last_work(const FusedLastCall& call) {
+  const upfold::cuda::FusedLastWork work = call.work();
+  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.source, work.partial);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -246,6 +274,19 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("work", &fused_input_work)
       .def("enqueue", &fused_input, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
+  m.def("fused_last_tiles", &fused_last_tiles);
+  m.def("fused_last_fits", &upfold::cuda::fused_last_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  py::class_<FusedLastCall>(m, "FusedLastCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def_property_readonly("workspace_bytes", &FusedLastCall::workspace_bytes)
+      .def_property_readonly("work", &fused_last_work)
+      .def_property_readonly("packed_bytes", &FusedLastCall::packed_bytes)
+      .def_property_readonly("packing", &FusedLastCall::packing)
+      .def("pack", &fused_last_pack, py::arg("w"), py::arg("packed"), py::arg("stream"))
+      .def("enqueue", &fused_last, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
       .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),

@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_input, fused_weight
+from . import cuda, fused_input, fused_last, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
@@ -155,6 +155,8 @@ class Fused:
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             weight: Enqueue = fused_weight.call(problem, config, cuda.index(device)).enqueue
             return weight
+        if config >= fused_last.FIRST:
+            return fused_last.enqueue(_call(problem, config, cuda.index(device)), problem)
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         mirrored = fused_input.mirrored(problem, config)
         return call if mirrored is None else fused_input.swapped(call, problem)
@@ -175,6 +177,8 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_last.FIRST:
+        return fused_last.call(problem, config, device)
     if problem.operator is Operator.CONV:
         mirrored = fused_input.mirrored(problem, config)
         if mirrored is None:
@@ -259,11 +263,18 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
 
 @lru_cache(maxsize=4096)
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
-    """Predict the time of every tile that fits: waves of tiles, each of some steps, which multiply or wait for their inputs."""
+    """Predict the time of every tile that fits."""
     if problem.operator is Operator.CONV:
         mirrored = fused_input.mirrored(problem)
-        as_forward = {} if mirrored is None else _microseconds(mirrored, device)
-        return fused_input.microseconds(problem, device) | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
+        as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
+        own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
+        return own | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
+    return _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
+
+
+@lru_cache(maxsize=4096)
+def _tile_microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the forward's own tiles: waves of tiles, each of some steps, which multiply or wait for their inputs."""
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     half = DTYPE_BYTES[problem.dtype] == 2

@@ -1,0 +1,112 @@
+// The fused method by copies of boxes whose channels are innermost (compute capability 9.0): the forward, whose source is x and
+// whose result is y, and the gradient of the input, whose source is y and whose result is x. A source that lies otherwise is
+// packed first; the result is stored as it lies.
+//
+// Rows of a product are 64 positions of the result, its columns channels of the result, and its reduction runs over channels of
+// the source. A position q of an axis is the result at q * result_step + a phase's offset; a tap of that phase reads the source
+// at (q + shift) * source_step + a constant. A *patch* is the source of all positions of a tile for the taps that share that
+// constant, with all their shifts, for a chunk of channels: one box, which the copy engine brings, rows of channels swizzled. A
+// *pair* is a tap and its phase: the same rows of the patch, moved by the tap's shift, times the weights of that tap. Where all
+// phases have one tap and read the same position (kernel and stride equal), the pair is one and its columns are taps times
+// channels (`flat`).
+//
+// Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies.
+#pragma once
+
+#include "divide.cuh"
+#include "fused_activate.cuh"
+#include "mma.cuh"
+#include "ring.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
+constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
+constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
+
+// kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
+// bytes of channels in a chunk.
+template <int kM_, int kSub8_, int kPhases_, int kBlocks_, int kVectors_>
+struct LastTile {
+  static constexpr int kM = kM_, kSub8 = kSub8_, kPhases = kPhases_, kBlocks = kBlocks_, kVectors = kVectors_;
+  static constexpr int kRows = 128 * kM, kColumns = 8 * kSub8, kWarps = 8;
+  static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
+  static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
+  static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+  static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
+  static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
+};
+
+struct LastAxis {
+  Divisor tile, tiles;                          // positions of a tile, tiles of the axis
+  std::int32_t source_step, result_step, size;  // size: of the result
+};
+struct LastPatch {
+  std::int16_t at[3];    // of the source, from the tile's first position times source_step
+  std::int16_t channel;  // where the source is folded: of so many pixels behind the first channel
+  std::uint16_t end;     // pairs up to this number, from the end of the patch before
+};
+struct LastPhase {
+  std::int16_t at[3];  // of the result
+};
+
+struct LastJob {
+  LastAxis axis[3];                                    // d, h, w
+  Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
+  Divisor channels;                                    // of the result in a group: columns are taps times these where `flat`
+  Divisor kernel_h, kernel_w;
+  std::uint32_t tiles;
+  std::int32_t batch, columns, chunks, split_chunks, pairs,
+      source_channels;                           // columns: of a group; source_channels: in one of its groups
+  std::int32_t folded;                           // channels of a pixel of the source, which has stride_w pixels in one; else 0
+  std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
+  std::int32_t stage_pairs, stages;
+  std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
+  bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
+  std::int16_t rows[8];       // of a patch, where 64 positions begin
+  // Where channels are not innermost: neighbouring phases whose results are one aligned vector, else 0; and whether those of two
+  // neighbouring positions are.
+  std::int32_t joined;
+  bool paired;
+  std::int64_t y_n, y_c, y_axis[3];  // of the result
+  Activation activation;
+  float slope;
+  std::uint16_t first_patch[kMostLastSets + 1];
+  LastPhase phases[kMostLastPhases];      // [set][kPhases]
+  LastPatch patch[kMostLastPatches + 1];  // behind one that ends with no pairs
+  std::uint32_t pair[kMostLastPairs];     // rows of the patch, and from bit 16 on the phase in its set
+};
+static_assert(sizeof(LastJob) <= 3840, "with the description of the source and the pointers it is the arguments of a launch");
+
+struct LastPlace {
+  std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
+};
+// Tiles of the same positions follow one another.
+UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
+  LastPlace place;
+  std::uint32_t rest = tile;
+  place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
+  const std::int32_t left = job.chunks - place.first_chunk;
+  place.chunks = left < job.split_chunks ? left : job.split_chunks;
+  place.column_tile = std::int32_t(take(job.column_tiles, rest)), place.set = std::int32_t(take(job.sets, rest));
+  place.group = std::int32_t(take(job.groups, rest));
+#pragma unroll
+  for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
+  place.n = std::int32_t(rest * job.tile_n.value);
+  return place;
+}
+
+// The channel that column `column` of a product holds, counted in a run of as many columns as four lanes own in 16 bytes each:
+// so that what a lane holds of a row, two neighbouring columns of each 8, are neighbouring channels.
+template <int kSize>
+UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {
+  constexpr std::int32_t kRun = 64 / kSize, kOwn = 16 / kSize;
+  const std::int32_t in_run = column % kRun, eight = in_run / 8, lane = in_run % 8 / 2;
+  return column - in_run + lane * kOwn + eight * 2 + in_run % 2;
+}
+
+struct LastBarriers {
+  std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
+};
+
+}  // namespace upfold::cuda

@@ -1,0 +1,17 @@
+// The fused method whose channels are innermost: its kernels for bfloat16.
+#include "fused_last_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_LAST(__nv_bfloat16)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template void run_last<__nv_bfloat16>(const Launch&, const LastPlan&, int, const LastOperands&);
+template void pack_last<__nv_bfloat16>(const Launch&, const LastPlan&, const void*, void*);
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,131 @@
+// The kernels of the fused method whose channels are innermost, for one type, and their launches.
+#pragma once
+
+#include "fused_last_kernel.cuh"
+#include "fused_last_source.cuh"
+
+namespace upfold::cuda {
+
+// A tile's index, its kM, kSub8, kPhases, kBlocks, kVectors.
+#define UPFOLD_LAST_TILES(DO, Value) \
+  DO(0, Value, 2, 16, 1, 1, 8)       \
+  DO(1, Value, 1, 32, 1, 1, 8)       \
+  DO(2, Value, 1, 8, 4, 1, 8)        \
+  DO(3, Value, 1, 16, 1, 2, 8)       \
+  DO(4, Value, 2, 8, 1, 2, 8)        \
+  DO(5, Value, 2, 4, 1, 2, 4)        \
+  DO(6, Value, 2, 4, 1, 2, 8)        \
+  DO(7, Value, 1, 8, 2, 2, 8)        \
+  DO(8, Value, 2, 4, 4, 1, 8)
+
+#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                 \
+  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(                                         \
+      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*); \
+  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(const __grid_constant__ LastJob,  \
+                                                                                           const float4*, const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)    \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, __VA_ARGS__) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, __VA_ARGS__)
+#define UPFOLD_INSTANTIATE_LAST(Value)                     \
+  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
+  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
+#define UPFOLD_INSTANTIATE_LAST_SOURCE(Bits) \
+  template __global__ void fused_last_source_kernel<Bits>(const __grid_constant__ LastSourceJob, const Bits*, uint4*);
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+#include <type_traits>
+
+#include "fused_last_plan.h"
+
+namespace upfold::cuda {
+
+template <typename Value>
+void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
+  if (plan.pack.count == 0) return;
+  const unsigned blocks = (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads;
+  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, blocks, kLastPackThreads, plan.pack, static_cast<const Value*>(w),
+                static_cast<uint4*>(packed));
+}
+
+struct LastOperands {
+  const void *source, *w, *bias;
+  void* result;
+  void *packed, *packed_source, *partial;
+  bool is_packed;
+};
+
+// Some samples of the source, or what is packed of them.
+template <typename Value>
+const void* packed_source(const Launch& launch, const LastPlan& plan, const Value* from, std::int64_t samples, void* to) {
+  if (plan.source_bytes == 0) return from;
+  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  LastSourceJob job = plan.source_pack;
+  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
+  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
+                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
+                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
+  return to;
+}
+
+template <typename Value, typename Tile, bool kPlanes>
+void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& job, const LastOperands& operands,
+                   const BoxMap& source, bool overlaps) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
+  const auto bias = static_cast<const Value*>(operands.bias);
+  const auto result = static_cast<Value*>(operands.result);
+  const auto partial = static_cast<float4*>(operands.partial);
+  const Grid grid{std::min(job.tiles, unsigned(count * Tile::kBlocks)), Tile::kThreads, plan.shared_bytes, overlaps};
+  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes>, launch, grid, job, source,
+              static_cast<const unsigned char*>(operands.packed), bias, result, partial);
+  if (job.splits.value == 1) return;
+  const unsigned runs = Tile::kSub8 * sizeof(Value) / 8;
+  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * runs,
+                kLastStoring, job, partial, bias, result);
+}
+
+template <typename Value>
+void run_last(const Launch& launch, const LastPlan& plan, int config, const LastOperands& operands) {
+  const bool packs = !operands.is_packed && plan.pack.count > 0;
+  const auto from = static_cast<const Value*>(operands.source);
+  LastOperands own = operands;
+  LastJob job = plan.job;
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
+  job.wide = job.wide && address % 16 == 0;
+  if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1, job.paired = false;
+  const std::uintptr_t pair = 2 * unsigned(job.joined) * sizeof(Value);
+  job.paired = job.paired && address % (pair < 16 ? pair : 16) == 0;
+  const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
+  for (std::int64_t n = 0; n < batch; n += plan.batch) {
+    job.batch = std::int32_t(std::min(plan.batch, batch - n));
+    job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
+    own.result = static_cast<Value*>(operands.result) + n * job.y_n;
+    const void* const part = packed_source<Value>(launch, plan, from + n * plan.source_pack.n, job.batch, operands.packed_source);
+    // The last launch ahead of the one that multiplies is that which packs weights, which may so overlap.
+    const bool first = n == 0 && packs;
+    if (first) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    const BoxMap source = describe_boxes(plan.source, part);
+#define UPFOLD_RUN(index, type, ...)                                                          \
+  if (config == index && job.joined > 0)                                                      \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, job, own, source, first); \
+  if (config == index && job.joined == 0)                                                     \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, job, own, source, first);
+    UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+  }
+}
+
+// Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.
+template <typename Value>
+bool has_last_kernels() {
+  cudaFuncAttributes found;
+  const auto kernel = fused_last_kernel<Value, LastTile<2, 16, 1, 1, 8>, false>;
+  check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
+  return found.sharedSizeBytes > 0;
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,239 @@
+// The planner of the fused method by boxes of channels; host code, for one source.
+#pragma once
+
+#include "fused_last_cut.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kLastStageBytes = 16 << 10;  // of weights that one copy brings, where pairs are small
+constexpr std::int64_t kLastAimBlocks = 132;        // where the reduction can be split
+constexpr double kLeastSplit = 8;                   // products of a part of the reduction
+
+class LastPlanner : LastCutter {
+ public:
+  LastPlanner(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, std::int64_t cap)
+      : LastCutter(p, tile, shared_bytes, alignment % 16 == 0), cap_(cap) {}
+
+  LastPlan plan() {
+    plan_.possible = sizes() && list_pairs() && choose() && tables() && buffers() && weights();
+    return plan_;
+  }
+
+ private:
+  const std::int64_t cap_;
+
+  bool tables() {
+    LastJob& job = plan_.job;
+    std::vector<std::size_t> ends;
+    halo_of(best_.level, ends);
+    const Triple patch = best_.patch();
+    plan_.patches = std::int64_t(ends.size());
+    std::size_t begin = 0;
+    std::int64_t set = 0;
+    for (std::size_t q = 0; q < ends.size(); ++q) {
+      for (; set < pairs_[begin].set; ++set) job.first_patch[set + 1] = std::uint16_t(q);
+      Triple low;
+      for (int i = 0; i < 3; ++i) {
+        low[i] = range(begin, ends[q], i).first;
+        job.patch[q + 1].at[i] = std::int16_t(low[i] * source_step_[i] + (folded_ ? 0 : pairs_[begin].origin[i]));
+      }
+      if (folded_) {
+        job.patch[q + 1].at[0] = std::int16_t(pairs_[begin].origin[1]);
+        job.patch[q + 1].channel = std::int16_t(pairs_[begin].origin[2]);
+      }
+      job.patch[q + 1].end = std::uint16_t(ends[q]);
+      for (std::size_t i = begin; i < ends[q]; ++i) {
+        const Pair& pair = pairs_[i];
+        const std::int64_t row =
+            ((pair.shift[0] - low[0]) * patch[1] + pair.shift[1] - low[1]) * patch[2] + pair.shift[2] - low[2];
+        job.pair[i] = std::uint32_t(row) | std::uint32_t(pair.phase) << 16;
+        plan_.pack.taps[i] = std::uint16_t(pair.tap);
+      }
+      begin = ends[q];
+    }
+    for (; set < sets_; ++set) job.first_patch[set + 1] = std::uint16_t(ends.size());
+    for (int block = 0; block < 2 * tile_.m; ++block) job.rows[block] = std::int16_t(row_of(block * 64));
+    job.group_pitch = std::int32_t(best_.is_dense() || best_.box[2] > 8 ? 8 : patch[2]);
+    return positions();
+  }
+  // The row of the patch where a position of the tile lies.
+  std::int64_t row_of(std::int64_t number) const {
+    if (best_.is_dense()) return number;
+    const Triple patch = best_.patch(), &box = best_.box;
+    const std::int64_t w = number % box[2], h = number / box[2] % box[1], d = number / box[2] / box[1] % box[0];
+    return ((number / box[2] / box[1] / box[0] * patch[0] + d) * patch[1] + h) * patch[2] + w;
+  }
+
+  bool positions() {
+    LastJob& job = plan_.job;
+    std::int64_t tiles = 1;  // of as many samples as a tile has
+    job.tile_n = make_divisor(best_.samples);
+    for (int i = 0; i < 3; ++i) {
+      const std::int64_t along = ceil_div(positions_[i], best_.box[i]);
+      job.axis[i] = {make_divisor(best_.box[i]), make_divisor(along), std::int32_t(source_step_[i]),
+                     std::int32_t(result_step_[i]), std::int32_t(result_size_[i])};
+      tiles *= along;
+    }
+    const std::int64_t columns = result_channels() * (job.flat ? kernel_taps(p_) : 1);
+    const std::int64_t column_tiles = ceil_div(columns, std::int64_t(tile_.columns));
+    tiles *= column_tiles * sets_ * p_.groups;
+    job.column_tiles = make_divisor(column_tiles), job.sets = make_divisor(sets_), job.groups = make_divisor(p_.groups);
+    job.channels = make_divisor(result_channels());
+    job.kernel_h = make_divisor(p_.kernel_h), job.kernel_w = make_divisor(p_.kernel_w);
+    job.batch = std::int32_t(p_.batch), job.columns = std::int32_t(columns);
+    job.chunks = std::int32_t(ceil_div(source_channels(), chunk())), job.pairs = std::int32_t(pairs_.size());
+    job.source_channels = std::int32_t(source_channels());
+    const Strides& r = result_strides();
+    job.y_n = r.n, job.y_c = r.c, job.y_axis[0] = r.d, job.y_axis[1] = r.h, job.y_axis[2] = r.w;
+    job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
+    job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
+    if (r.c != 1) job.joined = joined();
+    const bool even = best_.box[2] % 2 == 0 && r.w == 1 && (r.n | r.c | r.d | r.h) % (2 * std::max(1, job.joined)) == 0;
+    job.paired = even && job.joined == result_step_[2];
+    plan_.tiles_of_samples = tiles;
+    const std::int64_t all = tiles * ceil_div(p_.batch, best_.samples);
+    return all * kLastAimBlocks < kMostLastCount && split(all);
+  }
+
+  // Neighbouring phases of the width whose results are one aligned vector, as far as steps say.
+  std::int32_t joined() const {
+    const Strides& r = result_strides();
+    const std::int64_t phases = forward_ ? std::min(p_.stride_w, p_.out_w) : 1, steps = r.n | r.c | r.d | r.h;
+    for (const std::int64_t join : {4, 2}) {
+      const bool whole = tile_.phases % join == 0 && phases % join == 0 && p_.stride_w % join == 0;
+      if (whole && r.w == 1 && steps % join == 0 && join * element_ <= 16) return std::int32_t(join);
+    }
+    return 1;
+  }
+
+  // Parts of the reduction, where tiles leave multiprocessors idle. A constant aim of blocks: the sums are the same on every
+  // device.
+  bool split(std::int64_t tiles) {
+    LastJob& job = plan_.job;
+    const double products = double(pairs_.size()) / double(sets_);  // of a chunk
+    const std::int64_t aim = kLastAimBlocks * tile_.blocks,
+                       least = std::max<std::int64_t>(1, std::int64_t(kLeastSplit / products));
+    std::int64_t splits = tiles * 3 > aim * 2 ? 1 : std::min(aim / tiles, job.chunks / least);
+    job.split_chunks = std::int32_t(ceil_div(job.chunks, std::max<std::int64_t>(splits, 1)));
+    splits = ceil_div(job.chunks, job.split_chunks);
+    job.splits = make_divisor(splits);
+    plan_.tiles_of_samples *= splits;
+    job.tiles = std::uint32_t(tiles * splits);
+    const std::int64_t sums = tile_.columns * tile_.phases * tile_rows();
+    plan_.partial_bytes = splits == 1 ? 0 : 4 * tiles * splits * sums;
+    return true;
+  }
+
+  // Patches and weights each as far ahead as the other, in pairs.
+  bool buffers() {
+    LastJob& job = plan_.job;
+    const std::int64_t box = best_.rows * chunk_bytes_;
+    job.box_bytes = std::int32_t(box);
+    job.patch_bytes = std::int32_t(round_up(std::max(box, best_.is_dense() ? tile_rows() * chunk_bytes_ : 0)));
+    const double pairs_of_patch = double(pairs_.size()) / double(std::max<std::int64_t>(1, plan_.patches));
+    const std::int64_t most = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
+    job.stage_pairs = std::int32_t(std::min<std::int64_t>(most, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
+    const std::int64_t stage = job.stage_pairs * pair_bytes();
+    std::int64_t patches = 2, stages = 2;
+    if (patches * job.patch_bytes + stages * stage > most_shared_) return false;
+    const std::int64_t all = all_stages();
+    const std::int64_t kept = sets_ * p_.groups * job.column_tiles.value == 1 ? all : kMostLastStages + 1;
+    job.resident = kept <= kMostLastStages && 3 * job.patch_bytes + kept * stage <= most_shared_;
+    if (job.resident) stages = kept;
+    for (bool grown = true; grown;) {
+      const std::int64_t left = most_shared_ - patches * job.patch_bytes - stages * stage;
+      const bool can_patch = left >= job.patch_bytes && patches < kMostLastBuffers;
+      const bool can_stage = left >= stage && stages < kMostLastBuffers && !job.resident;
+      const bool wants_patch = double(patches) * pairs_of_patch <= double(stages * job.stage_pairs);
+      grown = can_patch || can_stage;
+      if (!grown) break;
+      (can_patch && (wants_patch || !can_stage)) ? ++patches : ++stages;
+    }
+    job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
+    plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment);
+    return true;
+  }
+  std::int64_t all_stages() const {
+    const LastJob& job = plan_.job;
+    std::int64_t stages = 0;
+    for (std::int64_t q = 1; q <= plan_.patches; ++q)
+      stages += ceil_div(job.patch[q].end - job.patch[q - 1].end, job.stage_pairs);
+    return stages * job.chunks;
+  }
+
+  bool weights() {
+    const LastJob& job = plan_.job;
+    LastPackJob& pack = plan_.pack;
+    pack.pairs = make_divisor(std::max(1, job.pairs)), pack.columns = make_divisor(tile_.columns);
+    pack.vectors = make_divisor(tile_.vectors), pack.chunks = make_divisor(job.chunks), pack.column_tiles = job.column_tiles;
+    pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
+    const std::int64_t count =
+        p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
+    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat;
+    pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
+    pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
+    pack.w_group = in_channels_per_group(p_) * p_.w.n;
+    pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
+    plan_.packed_bytes = 16 * count;
+    return count < kMostLastCount && source();
+  }
+
+  // The source, or what is packed of it: as many samples at a time as the cap leaves room for.
+  bool source() {
+    plan_.batch = p_.batch;
+    Strides s = source_strides();
+    if (!lies_in_boxes()) {
+      const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
+      const std::int64_t pixels = source_size_[0] * source_size_[1] * source_size_[2];
+      const std::int64_t left = cap_ - plan_.packed_bytes - plan_.partial_bytes, sample = 16 * vectors * pixels;
+      const std::int64_t parts = plan_.partial_bytes > 0 ? p_.batch : best_.samples;  // parts of samples have sums of their own
+      plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);
+      plan_.source_bytes = plan_.batch * sample;
+      pack_source(s, vectors, pixels);
+      s.c = 1, s.w = vectors * 16 / element_, s.h = s.w * source_size_[2], s.d = s.h * source_size_[1],
+      s.n = s.d * source_size_[0];
+      if (pixels >= kMostLastCount || plan_.batch * pixels >= kMostLastCount) return false;
+    }
+    describe_source(s);
+    return true;
+  }
+  void pack_source(const Strides& s, std::int64_t vectors, std::int64_t pixels) {
+    LastSourceJob& job = plan_.source_pack;
+    job.channel_tiles = make_divisor(ceil_div(vectors, std::int64_t(8)));
+    job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels)));
+    job.width = make_divisor(source_size_[2]), job.height = make_divisor(source_size_[1]);
+    job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(source_channels() * p_.groups);
+    job.vectors = std::int32_t(vectors);
+    job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
+    job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | source_size_[2]) & 1) == 0;
+  }
+
+  void describe_source(const Strides& s) {
+    BoxTensor& tensor = plan_.source;
+    const std::int64_t channels = source_channels() * p_.groups;
+    tensor = {p_.dtype,
+              {channels, source_size_[2], source_size_[1], source_size_[0], plan_.batch},
+              {s.w, s.h, s.d, s.n},
+              {std::int32_t(chunk()), 1, 1, 1, std::int32_t(best_.samples)},
+              std::int32_t(chunk_bytes_),
+              256};
+    for (std::int64_t& stride : tensor.strides)  // 0: of one element, never stepped
+      stride = stride == 0 ? ceil_div(channels * element_, std::int64_t(16)) * 16 : stride * element_;
+    const Triple patch = best_.patch();
+    for (int i = 0; i < 3; ++i) {
+      tensor.steps[3 - i] = std::int32_t(source_step_[i]);
+      tensor.box[3 - i] = std::int32_t((patch[i] - 1) * source_step_[i] + 1);
+    }
+    if (!folded_) return;
+    const std::int64_t pixel = tensor.strides[0], row = tensor.strides[1], w = p_.stride_w, h = p_.stride_h;
+    plan_.job.folded = std::int32_t(pixel / element_);
+    const std::int64_t sizes[] = {w * pixel / element_, p_.out_w / w, p_.out_h / h, h};
+    std::copy(sizes, sizes + 4, tensor.sizes);
+    tensor.strides[0] = w * pixel, tensor.strides[1] = h * row, tensor.strides[2] = row;
+    tensor.box[1] = std::int32_t(patch[2]), tensor.box[2] = std::int32_t(patch[1]), tensor.box[3] = 1;
+  }
+};
+
+}  // namespace
+}  // namespace upfold::cuda

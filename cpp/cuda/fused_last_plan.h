@@ -1,0 +1,30 @@
+// How the fused method whose channels are innermost cuts a problem into blocks.
+#pragma once
+
+#include "api.h"
+#include "boxes.h"
+#include "fused_last_kernel.cuh"
+#include "fused_last_source.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct LastTileSize {
+  int m, columns, phases, blocks, vectors, threads;
+};
+
+struct LastPlan {
+  bool possible = false;
+  LastJob job = {};
+  LastPackJob pack = {};
+  BoxTensor source = {};
+  int shared_bytes = 0;
+  LastSourceJob source_pack = {};
+  // Of packed weights, of the packed source of one launch (0: it is read as it lies), and of partial sums.
+  std::int64_t packed_bytes = 0, source_bytes = 0, partial_bytes = 0;
+  std::int64_t batch = 0;             // samples of one launch
+  std::int64_t tiles_of_samples = 0;  // of as many samples as a tile has
+  std::int64_t patches = 0;           // of all sets
+};
+
+}  // namespace upfold::cuda

@@ -1,0 +1,277 @@
+// The end of the fused method whose channels are innermost: bias, activation and stores, from registers. Columns are in such an
+// order (channel_of_column) that a lane holds 16 bytes of neighbouring channels of a row.
+#pragma once
+
+#include "fused_last.cuh"
+
+namespace upfold::cuda {
+
+template <typename Value, typename Tile, bool kPlanes>
+struct LastStore {
+  static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
+  static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
+  static constexpr std::int32_t kNothingLeft = -(1 << 30);
+  using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
+
+  const LastJob& job;
+  const LastPlace& place;
+  const Value* bias;
+  Value* y;
+
+  static __device__ __forceinline__ std::int32_t lane() { return std::int32_t(threadIdx.x) % 32; }
+  // The lane's first channel in run number `run`, counted through all taps where columns are those too.
+  __device__ __forceinline__ std::int32_t first_column(int run) const {
+    return place.column_tile * Tile::kColumns + run * kRun + lane() % 4 * kOwn;
+  }
+
+  __device__ __forceinline__ void add_bias(Sums& sums) const {
+    if (bias == nullptr) return;
+    const Value* const own = bias + std::int64_t(place.group) * job.channels.value;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      std::uint32_t column = std::uint32_t(first_column(run));
+      const std::int32_t left = job.columns - std::int32_t(column);
+      const std::int32_t channel = job.flat ? std::int32_t(take(job.channels, column)) : std::int32_t(column);
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) {
+        const float added = e < left ? widen(own[channel + e]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kHalves * Tile::kPhases; ++i)
+          sums[i / 2 / Tile::kPhases][i / 2 % Tile::kPhases][run * kEights + e / 2][i % 2 * 2 + e % 2] += added;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void activate(Sums& sums) const {
+    if (!is_activated_before(job.activation)) return;
+    with_activation(job.activation, job.slope, ActivateAll{sums});
+  }
+  // Eight at a time: of all of them at once the compiler would run out of registers.
+  struct ActivateAll {
+    Sums& sums;
+    __device__ __forceinline__ float& sum(int i) const {
+      return sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4];
+    }
+    template <typename Function>
+    __device__ __forceinline__ void operator()(const Function& function) const {
+#pragma unroll
+      for (int first = 0; first < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; first += 8) {
+#pragma unroll
+        for (int i = first; i < first + 8; ++i) pin(sum(i));
+#pragma unroll
+        for (int i = first; i < first + 8; ++i) sum(i) = function(sum(i));
+#pragma unroll
+        for (int i = first; i < first + 8; ++i) pin(sum(i));
+      }
+    }
+  };
+
+  // Where a row of a product lies in the result, in phase 0 of no offset; sizes left behind it on each axis.
+  struct Row {
+    std::int64_t offset;
+    std::int32_t left[3];
+  };
+  __device__ __forceinline__ Row row_at(std::int32_t number) const {
+    Row row;
+    std::uint32_t rest = std::uint32_t(number);
+    row.offset = 0;
+#pragma unroll
+    for (int i = 2; i >= 0; --i) {
+      const std::int32_t at = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
+      row.left[i] = job.axis[i].size - at * job.axis[i].result_step;
+      row.offset += std::int64_t(at * job.axis[i].result_step) * job.y_axis[i];
+    }
+    const std::int32_t n = place.n + std::int32_t(rest);
+    row.offset += n * job.y_n;
+    if (n >= job.batch || rest >= job.tile_n.value) row.left[2] = kNothingLeft;
+    return row;
+  }
+
+  // The offset of a phase, or of a tap, and whether a row has it.
+  struct Target {
+    std::int32_t at[3];
+    std::int64_t offset;
+    __device__ __forceinline__ bool is_in(const Row& row) const {
+      return at[0] < row.left[0] && at[1] < row.left[1] && at[2] < row.left[2];
+    }
+  };
+  __device__ __forceinline__ Target target_of(std::int32_t d, std::int32_t h, std::int32_t w) const {
+    return {{d, h, w}, d * job.y_axis[0] + h * job.y_axis[1] + w * job.y_axis[2]};
+  }
+
+  template <int kPhase>
+  __device__ __forceinline__ void store_run(const Sums& sums, const Row (&rows)[kHalves], const Target& target, int run,
+                                            std::int32_t channel) const {
+    const std::int32_t left = job.columns - first_column(run);
+    Value* const to = y + std::int64_t(place.group) * job.channels.value + channel + target.offset;
+    const bool relu = job.activation == Activation::kRelu;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (!target.is_in(rows[half])) continue;
+      struct alignas(16) {
+        Value v[kOwn];
+      } vector;
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) {
+        const float v = sums[half / 2][kPhase][run * kEights + e / 2][half % 2 * 2 + e % 2];
+        vector.v[e] = Narrow<Value>::from(relu && v < 0.0f ? 0.0f : v);
+      }
+      Value* const own = to + rows[half].offset;
+      if (job.wide) {
+        *reinterpret_cast<decltype(vector)*>(own) = vector;
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) {
+        if (e < left) own[e] = vector.v[e];
+      }
+    }
+  }
+
+  template <int kPhase>
+  __device__ __forceinline__ void store_phase(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if constexpr (kPhase < Tile::kPhases) {
+      const LastPhase phase = job.phases[place.set * Tile::kPhases + kPhase];
+      const Target target = target_of(phase.at[0], phase.at[1], phase.at[2]);
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        const std::int32_t channel = first_column(run);
+        if (channel < job.columns) store_run<kPhase>(sums, rows, target, run, channel);
+      }
+      store_phase<kPhase + 1>(sums, rows);
+    }
+  }
+
+  // Where channels are not innermost: lanes whose rows are neighbours store neighbouring results, of kJoin phases each. Where
+  // such rows are neighbours in the result too, such lanes exchange values, so that one has both rows of the first eight, the
+  // other those of the second (kPaired, with a row for each m: the first of a lane's two).
+  template <int kPhase, int kJoin, bool kPaired, int kRowCount>
+  __device__ __forceinline__ void store_planes(const Sums& sums, const Row (&rows)[kRowCount]) const {
+    if constexpr (kPhase < Tile::kPhases) {
+      const LastPhase phase = job.phases[place.set * Tile::kPhases + kPhase];
+      const Target target = target_of(phase.at[0], phase.at[1], phase.at[2]);
+#pragma unroll
+      for (int run = 0; run < kRuns; ++run) {
+        const std::int32_t channel = first_column(run);
+        Value* to = y + (std::int64_t(place.group) * job.channels.value + channel) * job.y_c + target.offset;
+#pragma unroll
+        for (int e = 0; e < kOwn; ++e, to += job.y_c) {
+          const bool exists = channel + e < job.columns;
+#pragma unroll
+          for (int m = 0; m < Tile::kM; ++m) {
+            float first[kJoin], second[kJoin];
+#pragma unroll
+            for (int j = 0; j < kJoin; ++j) {
+              const float(&v)[4] = sums[m][kPhase + j][run * kEights + e / 2];
+              first[j] = v[e % 2], second[j] = v[2 + e % 2];
+            }
+            if constexpr (kPaired) {
+              store_pair<kJoin>(first, second, rows[m], target, to, exists);
+            } else {
+              store_row<kJoin>(first, rows[2 * m], target, to, exists);
+              store_row<kJoin>(second, rows[2 * m + 1], target, to, exists);
+            }
+          }
+        }
+      }
+      store_planes<kPhase + kJoin, kJoin, kPaired>(sums, rows);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void store_row(const float (&values)[kCount], const Row& row, const Target& target, Value* to,
+                                            bool exists) const {
+    if (exists && target.is_in(row)) store_vector<kCount>(values, to + row.offset, row.left[2] - target.at[2]);
+  }
+  template <int kJoin>
+  __device__ __forceinline__ void store_pair(const float (&first)[kJoin], const float (&second)[kJoin], const Row& row,
+                                             const Target& target, Value* to, bool exists) const {
+    const bool odd = lane() & 4;
+    float both[2 * kJoin];
+#pragma unroll
+    for (int j = 0; j < kJoin; ++j) {
+      const float got = __shfl_xor_sync(~0u, odd ? first[j] : second[j], 4), own = odd ? second[j] : first[j];
+      both[j] = odd ? got : own, both[kJoin + j] = odd ? own : got;
+    }
+    store_row<2 * kJoin>(both, row, target, to, exists);
+  }
+  // `left`: how many of them lie inside; the others do not where it is less.
+  template <int kCount>
+  __device__ __forceinline__ void store_vector(const float (&values)[kCount], Value* to, std::int32_t left) const {
+    constexpr int kWide = kCount * int(sizeof(Value)) <= 16 ? kCount : 16 / int(sizeof(Value));
+    const bool relu = job.activation == Activation::kRelu;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kWide) {
+      struct alignas(kWide * sizeof(Value)) {
+        Value v[kWide];
+      } vector;
+#pragma unroll
+      for (int j = 0; j < kWide; ++j)
+        vector.v[j] = Narrow<Value>::from(relu && values[first + j] < 0.0f ? 0.0f : values[first + j]);
+      if constexpr (kCount > 1) {
+        if (left < kCount) {
+#pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            if (first + j < left) to[first + j] = vector.v[j];
+          }
+          continue;
+        }
+      }
+      *reinterpret_cast<decltype(vector)*>(to + first) = vector;
+    }
+  }
+  template <int kJoin>
+  __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if (!job.paired) return store_planes<0, kJoin, false>(sums, rows);
+    const bool odd = lane() & 4;
+    const std::int32_t back = odd ? job.axis[2].result_step : 0;
+    Row own[Tile::kM];
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+      own[m].offset = (odd ? rows[2 * m + 1].offset : rows[2 * m].offset) - back;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) own[m].left[i] = (odd ? rows[2 * m + 1].left[i] : rows[2 * m].left[i]) + (i == 2 ? back : 0);
+    }
+    store_planes<0, kJoin, true>(sums, own);
+  }
+  __device__ __forceinline__ void store_to_planes(const Sums& sums, const Row (&rows)[kHalves]) const {
+    if constexpr (Tile::kPhases % 4 == 0) {
+      if (job.joined == 4) return store_to_planes<4>(sums, rows);
+    }
+    if constexpr (Tile::kPhases % 2 == 0) {
+      if (job.joined == 2) return store_to_planes<2>(sums, rows);
+    }
+    store_to_planes<1>(sums, rows);
+  }
+
+  __device__ __forceinline__ void store_taps(const Sums& sums, const Row (&rows)[kHalves]) const {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      std::uint32_t tap = std::uint32_t(first_column(run));
+      if (std::int32_t(tap) >= job.columns) continue;
+      const std::int32_t channel = std::int32_t(take(job.channels, tap));
+      const std::int32_t w = std::int32_t(take(job.kernel_w, tap)), h = std::int32_t(take(job.kernel_h, tap));
+      store_run<0>(sums, rows, target_of(std::int32_t(tap), h, w), run, channel);
+    }
+  }
+
+  __device__ __forceinline__ void run(Sums& sums) const {
+    add_bias(sums);
+    activate(sums);
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32;
+    Row rows[kHalves];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const std::int32_t block = warp / 4 * Tile::kM + half / 2;
+      rows[half] = row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
+    }
+    if constexpr (kPlanes) {
+      store_to_planes(sums, rows);
+    } else if (Tile::kPhases == 1 && job.flat) {
+      store_taps(sums, rows);
+    } else {
+      store_phase<0>(sums, rows);
+    }
+  }
+};
+
+}  // namespace upfold::cuda
