@@ -216,7 +216,7 @@ class PhasePlanner : PhaseRows {
                         job_.run_count * (apart ? 4.0 : 4.0 + 1.2 * double(kVector / element_));
     work.passes = job_.chunks * work.passes + 2.0 * results + vectors / 4.0;
     // Both ends of a run leave a sector half written, and its vectors begin at no line of the cache: it takes as long as 16 more
-    // (runs of 624 bytes 2.1 TB/s, of 3 KB 3.3). Inputs come from the second-level cache as often as from memory.
+    // (runs of 624 bytes 2.1 TB/s, of 3 KB 3.0). Inputs come from the second-level cache as often as from memory.
     const double written = apart ? vectors * job_.piece / double(kVector) : vectors + 16.0 * job_.run_count;
     // Memory gives neighbouring channels 64 bytes at a time.
     const double wasted = job_.dense && job_.chunks > 1 ? std::max(1.0, 64.0 / double(job_.chunk_channels * element_)) : 1.0;
