@@ -5,7 +5,7 @@
 
 // kWarpsM, kWarpsN, kWarpsK, kM16, kN8, kBlocks.
 #define UPFOLD_PHASE_TILES(DO, Value, kExact, kLast) \
-  DO(0, Value, kExact, kLast, 1, 8, 1, 1, 4, 3)      \
+  DO(0, Value, kExact, kLast, 1, 8, 1, 1, 4, 2)      \
   DO(1, Value, kExact, kLast, 1, 2, 4, 1, 4, 2)      \
   DO(2, Value, kExact, kLast, 1, 4, 1, 3, 4, 4)      \
   DO(3, Value, kExact, kLast, 1, 4, 1, 4, 4, 4)      \

@@ -225,8 +225,8 @@ class PhasePlanner : PhaseRows {
     const double both = std::max(cycles, moved) + 0.3 * std::min(cycles, moved),
                  waits = (job_.last_stage > 0 ? 1000.0 : 1300.0) + 300.0 * job_.chunks;
     const std::int64_t together = std::min(blocks_together(), ceil_div(tiles, multiprocessors_));
-    // The fewer warps, the longer instructions wait for each other.
-    const double slowed = std::max(0.7, 16.0 * 32.0 / double(together * tile_.threads));
+    // Fewer warps than these leave instructions waiting for each other.
+    const double slowed = std::max(1.0, 16.0 * 32.0 / double(together * tile_.threads));
     return double(ceil_div(tiles, together * multiprocessors_)) * (double(together) * both * slowed + waits);
   }
 

@@ -187,7 +187,7 @@ class PhaseRows {
     const bool fits = job_.dense ? parts_ == 1 && tile_.rows == 16 : job_.weight_parts == parts_ && !job_.pixels;
     job_.window = fits && neighbours && job_.width_shifts <= kMostWindowShifts;
     const std::int64_t slot = element_ == 2 ? 8 : 4;
-    job_.folded = job_.window && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
+    job_.folded = (job_.window || (job_.dense && neighbours)) && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
     for (int c = 0; c < w.classes; ++c) job_.folded = job_.folded && has_shift(c, 0);
     // Neighbouring inputs of so few channels lie in few banks.
     if (job_.dense && job_.folded) job_.window = false;
