@@ -6,9 +6,8 @@
 // and one phase of both; a block owns some lines of one set, in all phases of the width, for the units of one *box* after
 // another:
 //   weight  [step][slice][16 rows][lane][16 bytes]: fragments of the tensor cores, made once from torch's layout;
-//   x       [channel][line of the box][input], or [line][input][channel] where x is channels-last, as they lie in memory: once,
-//   or
-//           twice, so that a chunk is copied while another is multiplied;
+//   x       [channel][line of the box][input], or [line][input][channel] where x is channels-last, as they lie in memory, in
+//           one place or in two, so that a chunk is copied while another is multiplied;
 //   staged  [line][line of units][output]: the results of a box in the order of y, stored in runs. Where y is channels-last, some
 //           lines of a pair of phases, neighbouring channels, are one run: [run][line of units][output][channel].
 // A *step* of the reduction is a shift of depth and height and some channels; its *slices* are the shifts of the width. A product
