@@ -1,32 +1,19 @@
-// The fused method with pairs of a channel and a phase as rows: its tiles and launches.
-#include "fused_phases_kernel.cuh"
+// The fused method with pairs of an output channel and a phase as rows: its plans, and its kernels for contiguous operands.
+#include "fused_phases_launch.cuh"
 
 namespace upfold::cuda {
 
-// kWarpsM, kWarpsN, kWarpsK, kM16, kN8, kBlocks.
-#define UPFOLD_PHASE_TILES(DO, Value, kExact) \
-  DO(0, Value, kExact, 1, 8, 1, 1, 4, 2)      \
-  DO(1, Value, kExact, 1, 2, 4, 1, 4, 2)      \
-  DO(2, Value, kExact, 1, 4, 1, 3, 4, 4)      \
-  DO(3, Value, kExact, 1, 4, 1, 4, 4, 4)      \
-  DO(4, Value, kExact, 2, 4, 1, 4, 4, 2)
-
-#define UPFOLD_INSTANTIATE(index, Value, kExact, ...)                                  \
-  template __global__ void fused_phases_kernel<Value, kExact, PhaseTile<__VA_ARGS__>>( \
-      const __grid_constant__ PhaseJob, const Value*, const Value*, const Value*, Value*);
-UPFOLD_PHASE_TILES(UPFOLD_INSTANTIATE, float, false)
-UPFOLD_PHASE_TILES(UPFOLD_INSTANTIATE, float, true)
-UPFOLD_PHASE_TILES(UPFOLD_INSTANTIATE, __half, false)
-UPFOLD_PHASE_TILES(UPFOLD_INSTANTIATE, __nv_bfloat16, false)
-#undef UPFOLD_INSTANTIATE
+UPFOLD_INSTANTIATE_ALL_PHASES(false)
 
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
 #include "fused_phases_plan.h"
-#include "launch.cuh"
 
 namespace upfold::cuda {
+
+extern template void run_phases<true>(const Launch&, Dtype, const PhasePlan&, bool, const FusedOperands&, int);
+
 namespace {
 
 template <typename Tile>
@@ -35,30 +22,17 @@ constexpr PhaseTileSize size_of() {
 }
 constexpr PhaseTileSize kTiles[] = {
 #define UPFOLD_TILE(index, Value, kExact, ...) size_of<PhaseTile<__VA_ARGS__>>(),
-    UPFOLD_PHASE_TILES(UPFOLD_TILE, , )
+    UPFOLD_PHASE_TILES(UPFOLD_TILE, , , false)
 #undef UPFOLD_TILE
 };
 // Beside x, weights and results.
 constexpr std::int64_t kTableBytes[] = {
 #define UPFOLD_TILE(index, Value, kExact, ...) \
   sizeof(PhaseTables<PhaseTile<__VA_ARGS__>>) + PhaseTile<__VA_ARGS__>::kReduced * sizeof(float4),
-    UPFOLD_PHASE_TILES(UPFOLD_TILE, , )
+    UPFOLD_PHASE_TILES(UPFOLD_TILE, , , false)
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
-
-template <typename Value, bool kExact>
-void run(const Launch& launch, const PhasePlan& plan, const FusedOperands& operands, int config) {
-  const auto x = static_cast<const Value*>(operands.x), w = static_cast<const Value*>(operands.w);
-  const auto bias = static_cast<const Value*>(operands.bias);
-  const auto y = static_cast<Value*>(operands.y);
-#define UPFOLD_RUN(index, Value, kExact, ...)                                                       \
-  if (config == index)                                                                              \
-    return launch_grid("fused", fused_phases_kernel<Value, kExact, PhaseTile<__VA_ARGS__>>, launch, \
-                       Grid{plan.blocks, unsigned(kTiles[index].threads), plan.shared_bytes}, plan.job, x, w, bias, y);
-  UPFOLD_PHASE_TILES(UPFOLD_RUN, Value, kExact)
-#undef UPFOLD_RUN
-}
 
 }  // namespace
 
@@ -88,9 +62,8 @@ FusedWork phase_work(const PhasePlan& plan) {
 
 void fused_phases(const Launch& launch, const Problem& p, const PhasePlan& plan, bool exact, const FusedOperands& operands,
                   int config) {
-  if (p.dtype == Dtype::kFloat16) return run<__half, false>(launch, plan, operands, config);
-  if (p.dtype == Dtype::kBFloat16) return run<__nv_bfloat16, false>(launch, plan, operands, config);
-  exact ? run<float, true>(launch, plan, operands, config) : run<float, false>(launch, plan, operands, config);
+  if (plan.job.dense || plan.job.pixels) return run_phases<true>(launch, p.dtype, plan, exact, operands, config);
+  run_phases<false>(launch, p.dtype, plan, exact, operands, config);
 }
 
 }  // namespace upfold::cuda

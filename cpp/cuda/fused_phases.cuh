@@ -6,8 +6,10 @@
 // and one phase of both; a block owns some lines of one set, in all phases of the width, for the units of one *box* after
 // another:
 //   weight  [step][slice][16 rows][lane][16 bytes]: fragments of the tensor cores, made once from torch's layout;
-//   x       [2][channel][line of the box][input], or [2][line][input][channel] where x is channels-last, as they lie in memory;
-//   staged  [line][line of units][output]: the results of a box in the order of y, stored in runs.
+//   x       [channel][line of the box][input], or [line][input][channel] where x is channels-last, as they lie in memory, in
+//           one place or in two, so that a chunk is copied while another is multiplied;
+//   staged  [line][line of units][output]: the results of a box in the order of y, stored in runs. Where y is channels-last, some
+//           lines of a pair of phases, neighbouring channels, are one run: [run][line of units][output][channel].
 // A *step* of the reduction is a shift of depth and height and some channels; its *slices* are the shifts of the width. A product
 // multiplies two *slots*, of eight channels of 16-bit types or four of float32: neighbours of one shift, or, where a group has no
 // more channels than a slot (*folded*), the same at two neighbouring shifts.
@@ -61,19 +63,31 @@ struct PhaseJob {
   std::uint8_t group_class[32], first_group[kMostClasses + 1];  // of the width: of each 16 rows; and where a class begins
   std::int32_t empty_count, empty_lines;  // pairs of phases without a tap; lines of such that a row tile stores too
   std::uint8_t empty_d[kMostEmpty], empty_h[kMostEmpty];  // those pairs
-  bool channels_fastest;                                  // lines are numbered by channel first
-  bool prefill;                                           // some phases of the width have no tap
+  // Where y is channels-last (`pixels`) lines are numbered by channel first, of which a pair of phases has `pair_channels`, and
+  // `pixel` lines are a run: all channels of an output, which joins that of its neighbour in y (`joined`), or some of them.
+  // Otherwise the counts are 1.
+  bool pixels, joined;
+  std::int32_t pixel, pair_channels, run_lines;  // and lines with products as runs
+  // Bit masks of elements: how far a run may lie behind a vector in y, and behind where its stores begin, which of a long run is
+  // a line of the cache.
+  std::uint32_t skews, run_skews;
+  bool prefill;  // some phases of the width have no tap
   bool window, folded;
   // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels.
   bool dense;
   std::int32_t channel_step, line_step, input_step, skew;
-  std::int32_t chunk_channels, chunks, stage_bytes;
-  std::int32_t grain;                               // bytes of a copy
-  Divisor run_vectors;                              // of 16 bytes, of a staged run
+  std::int32_t chunk_channels, chunks, stage_bytes, last_stage;  // the number of the last of its places: 0 or 1
+  std::int32_t grain;                                            // bytes of a copy
+  std::int32_t place_lanes, place_step;  // threads of a place where x is dense; places that are copied at a time
+  Divisor run_vectors;                   // of 16 bytes, of a staged run
+  // Of runs whose outputs lie apart: bytes of a store, the stores of an output, and outputs.
+  std::int32_t piece;
+  Divisor pixel_pieces, run_outputs;
   Divisor in_row, in_h, in_d;                       // places of a line, and lines of inputs of a box
   std::int32_t place_count, copy_count, run_count;  // of a channel (dense: of a vector of them); of a chunk
-  // Of all chunks; elements from a staged run to the next, and of a line; of all lines.
-  std::int32_t weight_bytes, staged_pitch, staged_line, staged_bytes;
+  // Of all chunks; elements from a staged output to the next, of a run, and of a line's; of all lines; and of those bytes, at
+  // their end, constant results of each channel.
+  std::int32_t weight_bytes, staged_pixel, staged_pitch, staged_line, staged_bytes, pattern_bytes;
   std::int32_t steps, step_channels;  // steps of one chunk, at the most; channels of one
   // In full float32: 2 if the weight lies split, 1 if each read splits it, which those of a window do not. And nothing.
   std::int32_t weight_parts;
@@ -83,8 +97,10 @@ struct PhaseJob {
 };
 static_assert(sizeof(PhaseJob) <= 3800, "with the pointers it is the arguments of a launch");
 
-template <int kWarpsM_, int kWarpsN_, int kWarpsK_, int kM16_, int kN8_, int kBlocks_>
+// kLast: x or y is channels-last.
+template <bool kLast_, int kWarpsM_, int kWarpsN_, int kWarpsK_, int kM16_, int kN8_, int kBlocks_>
 struct PhaseTile {
+  static constexpr bool kLast = kLast_;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_, kWarpsK = kWarpsK_, kM16 = kM16_, kN8 = kN8_, kBlocks = kBlocks_;
   static constexpr int kWarps = kWarpsM * kWarpsN * kWarpsK, kThreads = 32 * kWarps;
   static constexpr int kGroups = kWarpsM * kM16, kRows = 16 * kGroups, kUnits = kWarpsN * kN8 * 8;
@@ -102,16 +118,19 @@ struct alignas(8) PhaseRow {
   std::int32_t to;
   float bias;
 };
-// Of a line: where it begins in y, and its outputs on the axes of depth and height for unit 0 (far outside: no line).
+// Of a line: where it begins in y, its outputs on the axes of depth and height for unit 0 (far outside: no line), and its channel
+// of the group.
 struct alignas(16) PhaseLine {
   std::int64_t y;
   std::int32_t d, h;
   float bias;
+  std::int32_t channel;
 };
 constexpr std::int32_t kNoLine = -(1 << 30);
 // A line of units in one line, in vectors of 16 bytes: the address in y of the first one that holds an output of the box, where
-// it is staged in shared memory (of lines without taps: the bias, as often as a word holds it), and how many bytes behind it the
-// box begins (kNoRun: no output of it is there).
+// it is staged in shared memory (of lines without taps: the bias, as often as a word holds it, or, of pixels, where that of their
+// first channel lies), and how many bytes behind it the box begins (kNoRun: no output of it is there). Of outputs that lie apart
+// the last number is the bytes of their channels.
 struct alignas(16) PhaseRun {
   std::uint64_t y;
   std::uint32_t staged;
@@ -135,7 +154,6 @@ struct PhaseMemory {
   static constexpr int kSize = int(sizeof(Value)), kVector = 16 / kSize;
   static constexpr int kParts = kExact ? 2 : 1;  // of a value: as TF32, and what that leaves
   static constexpr int kSlotChannels = kSize == 2 ? 8 : 4;
-  static constexpr std::uint32_t kSkews = kVector - 1;
 
   const PhaseJob& job;
   unsigned char* const memory;
@@ -155,8 +173,23 @@ struct PhaseMemory {
   }
   __device__ __forceinline__ uint4* weight() const { return reinterpret_cast<uint4*>(memory); }
   __device__ __forceinline__ unsigned char* stage(int i) const { return memory + job.weight_bytes + i * job.stage_bytes; }
-  __device__ __forceinline__ Value* staged() const { return reinterpret_cast<Value*>(stage(2)); }
-  __device__ __forceinline__ float4* reduced() const { return reinterpret_cast<float4*>(stage(2) + job.staged_bytes); }
+  __device__ __forceinline__ Value* staged() const { return reinterpret_cast<Value*>(stage(job.last_stage + 1)); }
+  // What a kernel without channels-last operands knows of them.
+  __device__ __forceinline__ bool dense() const { return Tile::kLast && job.dense; }
+  __device__ __forceinline__ bool window() const { return job.window; }
+  __device__ __forceinline__ bool pixels() const { return Tile::kLast && job.pixels; }
+  __device__ __forceinline__ bool are_apart() const { return pixels() && !job.joined; }
+  __device__ __forceinline__ std::int32_t pixel() const { return Tile::kLast ? job.pixel : 1; }
+  __device__ __forceinline__ std::int32_t staged_pixel() const { return Tile::kLast ? job.staged_pixel : 1; }
+  __device__ __forceinline__ std::int32_t run_lines() const { return Tile::kLast ? job.run_lines : job.lines; }
+  __device__ __forceinline__ std::uint32_t skews() const { return Tile::kLast ? job.skews : kVector - 1; }
+
+  __device__ __forceinline__ Value* pattern() const {
+    return reinterpret_cast<Value*>(stage(job.last_stage + 1) + job.staged_bytes - job.pattern_bytes);
+  }
+  __device__ __forceinline__ float4* reduced() const {
+    return reinterpret_cast<float4*>(stage(job.last_stage + 1) + job.staged_bytes);
+  }
   __device__ __forceinline__ PhaseTables<Tile>& tables() const {
     return *reinterpret_cast<PhaseTables<Tile>*>(reduced() + Tile::kReduced);
   }

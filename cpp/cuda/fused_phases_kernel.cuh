@@ -23,15 +23,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   std::int32_t copy_chunk = 0;
   const auto share = block.share();
   const std::int32_t first_place = share.number < job.place_count ? share.number : 0;
+  typename PhaseBlock<Value, kExact, Tile>::Start start = {};
   std::int32_t columns[Tile::kN8];
   float sums[Tile::kM16][Tile::kN8][4];
-  // Copies run two chunks ahead: two turns begin before there is anything to multiply.
+  // Copies run two chunks ahead, or, of one place for x, begin where products of the chunk before end: two turns begin before
+  // there is anything to multiply.
   std::int32_t chunk = 0;
   for (std::int32_t turn = -2; number < boxes; ++turn) {
     const auto box = block.box_at(number);
-    unsigned char* const stage = block.stage(turn & 1);
+    unsigned char* const stage = block.stage(turn & job.last_stage);
     if (turn == -1) {
       const auto biases = block.make_lines(bias);
+      block.make_pattern(bias);
       block.make_steps();
       __syncthreads();  // the tables are complete
       block.load_weight(w);
@@ -39,18 +42,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.find_units(columns, warp_n);
       block.clear(sums);
     } else if (turn >= 0) {
-      copy_async_wait<1>();
+      job.last_stage > 0 ? copy_async_wait<1>() : copy_async_wait<0>();
       __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
       if (chunk == 0) {
         block.make_runs(box, y);
-        if (job.prefill) block.fill_staged();
+        if (job.prefill) block.fill_staged(box, y);
       }
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
       __syncthreads();  // everyone has left the inputs, and the runs are known
     }
-    if (copy_box < boxes) {
-      const auto next = block.box_at(copy_box);
-      block.copy_inputs(x, next, share, block.place_at(first_place, next), copy_chunk, stage);
+    if (copy_box < boxes && (turn != -1 || job.last_stage > 0)) {
+      // Chunks of a box share it, where there are registers to keep it.
+      if (Tile::kM16 > 1 || copy_chunk == 0) start = block.start_of(x, block.box_at(copy_box), share, first_place);
+      block.copy_inputs(copy_box, share, start, copy_chunk, stage);
       if (++copy_chunk == job.chunks) copy_chunk = 0, copy_box += box_step;
     }
     copy_async_commit();

@@ -8,7 +8,7 @@ namespace upfold::cuda {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   using Base = PhaseWeight<Value_, kExact, Tile_>;
-  using Base::Base, Base::group, Base::job, Base::kSize;
+  using Base::Base, Base::box_at, Base::dense, Base::group, Base::job, Base::kSize;
   using typename Base::Box;
   using typename Base::Tile;
   using typename Base::Value;
@@ -21,7 +21,7 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
   };
   __device__ __forceinline__ Place place_at(std::int32_t number, const Box& box) const {
     std::uint32_t line = std::uint32_t(number);
-    const std::int32_t input = std::int32_t(take(job.in_row, line)) * (job.dense ? 1 : job.grain / kSize);
+    const std::int32_t input = std::int32_t(take(job.in_row, line)) * (dense() ? 1 : job.grain / kSize);
     const std::int32_t to = std::int32_t(line) * job.line_step + input * job.input_step;
     const std::int32_t h = std::int32_t(take(job.in_h, line)), d = std::int32_t(take(job.in_d, line)), n = std::int32_t(line);
     const auto inside = [&](int axis, std::int32_t at) {
@@ -40,51 +40,59 @@ struct PhaseInputs : PhaseWeight<Value_, kExact, Tile_> {
     return at;
   }
 
-  // What a thread copies: its first place, and its first channel of it; the next channel is `step` behind that.
+  // What a thread copies: its first place, and its first channel of it; the next channel is `step` behind that. Where channels
+  // are neighbours, lanes share a place.
   struct Share {
     std::int32_t number, begin, step;
   };
   __device__ __forceinline__ Share share() const {
-    const std::int32_t tid = std::int32_t(threadIdx.x), each = job.dense ? job.grain / kSize : 1, places = job.place_count;
+    const std::int32_t tid = std::int32_t(threadIdx.x), places = job.place_count;
+    if (dense()) {
+      const std::int32_t each = job.grain / kSize, lanes = job.place_lanes;
+      return {tid / lanes, tid % lanes * each, lanes * each};
+    }
     const std::int32_t lanes = Tile::kThreads / places, lane = tid / places;
-    if (lanes <= 1) return {tid, 0, each};
-    return {lane < lanes ? tid - lane * places : places, lane * each, lanes * each};
+    if (lanes <= 1) return {tid, 0, 1};
+    return {lane < lanes ? tid - lane * places : places, lane, lanes};
   }
 
-  // The inputs of one chunk of channels; zeros where there are none. `place` is that of this thread's first copies.
+  // What a thread copies of a box first, and where the first of its channels begins there. Chunks of one box share it.
+  struct Start {
+    Place place;
+    const Value* first;
+  };
+  __device__ __forceinline__ Start start_of(const Value* x, const Box& box, const Share& own, std::int32_t first_place) const {
+    return {place_at(first_place, box), x + ((std::int64_t(group) * job.ic + own.begin) * job.x_c + first_input(box))};
+  }
+  // The inputs of one chunk of channels; zeros where there are none.
   template <int kBytes>
-  __device__ __forceinline__ void copy_grains(const Value* x, const Box& box, const Share& own, Place place, std::int32_t chunk,
-                                              unsigned char* to) const {
+  __device__ __forceinline__ void copy_grains(std::uint32_t number_of_box, const Share& own, const Start& start,
+                                              std::int32_t chunk, unsigned char* to) const {
     const std::int32_t left = min(job.ic - chunk * job.chunk_channels, job.chunk_channels);
-    const std::int64_t channel = std::int64_t(group) * job.ic + chunk * job.chunk_channels + own.begin;
-    const Value* const first = x + (channel * job.x_c + first_input(box));
+    const Value* const first = start.first + std::int64_t(chunk * job.chunk_channels) * job.x_c;
     const std::int64_t from_step = own.step * job.x_c;
     const std::uint32_t to_step = std::uint32_t(own.step * job.channel_step);
+    Place place = start.place;
     for (std::int32_t number = own.number; number < job.place_count;) {
       const Value* from = first + place.from;
       std::uint32_t own_to = shared_address(to) + std::uint32_t(place.to + own.begin * job.channel_step);
-      std::int32_t c = own.begin;
       const std::int32_t live = place.live ? left : 0;
 #pragma unroll 4
-      for (; c < live; c += own.step, from += from_step, own_to += to_step) {
-        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, from, true);
-        if constexpr (kBytes == 2) store_half(own_to, *reinterpret_cast<const std::uint16_t*>(from));
+      for (std::int32_t c = own.begin; c < job.chunk_channels; c += own.step, from += from_step, own_to += to_step) {
+        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, from, c < live);
+        if constexpr (kBytes == 2)
+          store_half(own_to, c < live ? *reinterpret_cast<const std::uint16_t*>(from) : std::uint16_t(0));
       }
-#pragma unroll 4
-      for (; c < job.chunk_channels; c += own.step, own_to += to_step) {
-        if constexpr (kBytes > 2) copy_async<kBytes>(own_to, x, false);
-        if constexpr (kBytes == 2) store_half(own_to, 0);
-      }
-      number += Tile::kThreads;
-      if (number < job.place_count) place = place_at(number, box);
+      number += Tile::kLast ? job.place_step : Tile::kThreads;
+      if (number < job.place_count) place = place_at(number, box_at(number_of_box));
     }
   }
-  __device__ __forceinline__ void copy_inputs(const Value* x, const Box& box, const Share& own, const Place& place,
-                                              std::int32_t chunk, unsigned char* to) const {
-    if (job.grain == 16) return copy_grains<16>(x, box, own, place, chunk, to);
-    if (job.grain == 8) return copy_grains<8>(x, box, own, place, chunk, to);
-    if (kSize == 4 || job.grain == 4) return copy_grains<4>(x, box, own, place, chunk, to);
-    if constexpr (kSize == 2) copy_grains<2>(x, box, own, place, chunk, to);
+  __device__ __forceinline__ void copy_inputs(std::uint32_t box, const Share& own, const Start& start, std::int32_t chunk,
+                                              unsigned char* to) const {
+    if (job.grain == 16) return copy_grains<16>(box, own, start, chunk, to);
+    if (job.grain == 8) return copy_grains<8>(box, own, start, chunk, to);
+    if (kSize == 4 || job.grain == 4) return copy_grains<4>(box, own, start, chunk, to);
+    if constexpr (kSize == 2) copy_grains<2>(box, own, start, chunk, to);
   }
 };
 

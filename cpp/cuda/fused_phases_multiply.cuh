@@ -6,18 +6,13 @@
 
 namespace upfold::cuda {
 
-// A float32 as TF32, rounded to nearest, ties away from zero, and beside it low bits that a product cuts off: half a step of TF32
-// is added, which leaves NaN and infinity what they are. Two instructions, where the conversion takes three.
-UPFOLD_DEVICE std::uint32_t near_tf32(std::uint32_t word) {
-  return __float_as_uint(fmaf(__uint_as_float(word & 0xff800000u), 0x1p-11f, __uint_as_float(word)));
-}
-// The same of a value and, in full float32, of what that leaves.
+// A value as TF32 and, in full float32, what that leaves as such.
 template <bool kExact>
 UPFOLD_DEVICE void split(std::uint32_t& high, std::uint32_t& low, std::uint32_t word) {
-  high = near_tf32(word);
+  high = near_tf32_in_place(word);
   if constexpr (kExact) {
-    const float v = __uint_as_float(word), rest = v - __uint_as_float(high & 0xffffe000u);
-    low = near_tf32(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
+    const float v = __uint_as_float(word), rest = v - __uint_as_float(high);
+    low = near_tf32_in_place(__float_as_uint(fabsf(rest) <= fabsf(v) ? rest : 0.0f));
   }
 }
 
@@ -32,15 +27,26 @@ struct PhaseWindow {
 
   // `at` is the first unit's input without a shift, in the lane's first channel.
   __device__ __forceinline__ void read(const unsigned char* at, const PhaseJob& job) {
+    if constexpr (Block::Tile::kLast) {
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
-      if constexpr (Block::kSize == 4) {
-        read_words(slot, own);
-      } else {
-        read_pairs(words[0], slot, own, own + job.channel_step);
+      for (int i = 5 - kShifts; i < 2 * kWindowUnits; ++i) read_both(i, at + (i - 4) * job.input_step);
+    } else {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const unsigned char* const own = at + slot * Block::kSlotChannels * job.channel_step;
+        if constexpr (Block::kSize == 4) {
+          read_words(slot, own);
+        } else {
+          read_pairs(words[0], slot, own, own + job.channel_step);
+        }
       }
     }
+  }
+  // Where channels are neighbours, so are the lane's of both slots.
+  __device__ __forceinline__ void read_both(int i, const unsigned char* at) {
+    const uint2 both = *reinterpret_cast<const uint2*>(at);
+    words[0][i][0] = Block::kSize == 4 ? near_tf32_in_place(both.x) : both.x;
+    words[0][i][kSlots - 1] = Block::kSize == 4 ? near_tf32_in_place(both.y) : both.y;
   }
   __device__ __forceinline__ void read_words(int slot, const unsigned char* at) {
     put_four(4, slot, load_shared(shared_address(at)));
@@ -51,7 +57,8 @@ struct PhaseWindow {
     put(first, slot, v.x), put(first + 1, slot, v.y), put(first + 2, slot, v.z), put(first + 3, slot, v.w);
   }
   __device__ __forceinline__ void put(int at, int slot, std::uint32_t word) {
-    split<Block::kParts == 2>(words[0][at][slot], words[Block::kParts - 1][at][slot], word);
+    if constexpr (Block::kParts == 2) split<true>(words[0][at][slot], words[1][at][slot], word);
+    if constexpr (Block::kParts == 1) words[0][at][slot] = near_tf32(word);
   }
   // Two channels of 16 bits as one word.
   static __device__ __forceinline__ void read_pairs(Words& to, int slot, const unsigned char* first,
@@ -88,7 +95,29 @@ struct PhaseInputsOfSlice {
       }
     }
   }
-  // Value by value, of products of eight neighbouring units; `columns` is where each begins.
+  // Of products of eight neighbouring units; `columns` is where each begins. Where channels are neighbours both slots are.
+  __device__ __forceinline__ void read_dense(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits]) {
+#pragma unroll
+    for (int j = 0; j < kWindowUnits; ++j) {
+      const uint2 both = *reinterpret_cast<const uint2*>(at + columns[j]);
+      if constexpr (Block::kSize == 4) {
+        split<Block::kParts == 2>(words[0][j][0], words[Block::kParts - 1][j][0], both.x);
+        split<Block::kParts == 2>(words[0][j][1], words[Block::kParts - 1][j][1], both.y);
+      } else {
+        words[0][j][0] = both.x, words[0][j][1] = both.y;
+      }
+    }
+  }
+  // And, in 16-bit types, of two shifts.
+  __device__ __forceinline__ void read_folded(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits],
+                                              std::int32_t input_step) {
+#pragma unroll
+    for (int j = 0; j < kWindowUnits; ++j) {
+      words[0][j][0] = *reinterpret_cast<const std::uint32_t*>(at + columns[j]);
+      words[0][j][1] = *reinterpret_cast<const std::uint32_t*>(at + columns[j] - input_step);
+    }
+  }
+  // Value by value, where inputs are neighbours.
   __device__ __forceinline__ void read(const unsigned char* at, const std::int32_t (&columns)[kWindowUnits],
                                        const PhaseJob& job) {
 #pragma unroll
@@ -99,8 +128,6 @@ struct PhaseInputsOfSlice {
         if constexpr (Block::kSize == 4) {
           split<Block::kParts == 2>(words[0][j][slot], words[Block::kParts - 1][j][slot],
                                     *reinterpret_cast<const std::uint32_t*>(own));
-        } else if (job.dense) {
-          words[0][j][slot] = *reinterpret_cast<const std::uint32_t*>(own);
         } else {
           words[0][j][slot] = *reinterpret_cast<const std::uint16_t*>(own) |
                               std::uint32_t(*reinterpret_cast<const std::uint16_t*>(own + job.channel_step)) << 16;
@@ -113,8 +140,8 @@ struct PhaseInputsOfSlice {
 template <typename Value_, bool kExact, typename Tile_>
 struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
   using Base = PhaseResults<Value_, kExact, Tile_>;
-  using Base::Base, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels, Base::reduced,
-      Base::set_steps, Base::steps, Base::weight;
+  using Base::Base, Base::dense, Base::fragment_vectors, Base::job, Base::kParts, Base::kSize, Base::kSlotChannels,
+      Base::lane_channel, Base::reduced, Base::set_steps, Base::steps, Base::weight, Base::window;
   using typename Base::Sums;
   using typename Base::Tile;
   using typename Base::Value;
@@ -126,15 +153,15 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
       columns[j] = 0;
-      if (j > 0 && job.window) continue;
-      const std::int32_t column = warp_n * Tile::kN8 * 8 + (job.window ? lane / 4 * kWindowUnits : j * 8 + lane / 4);
+      if (j > 0 && window()) continue;
+      const std::int32_t column = warp_n * Tile::kN8 * 8 + (window() ? lane / 4 * kWindowUnits : j * 8 + lane / 4);
       std::uint32_t rest = std::uint32_t(column);
       const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       if (rest >= job.box_lines.value) rest = 0;
       const std::uint32_t h = take(job.box_h, rest), d = take(job.box_d, rest);
       const std::uint32_t line = (rest * job.in_d.value + d) * job.in_h.value + h;
       columns[j] = std::int32_t(line) * job.line_step + (unit + job.skew + job.axis[2].most_shift) * job.input_step +
-                   lane % 4 * (kSize == 2 ? 2 : 1) * job.channel_step;
+                   lane_channel() * job.channel_step;
     }
   }
 
@@ -146,10 +173,7 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
     if constexpr (kExact) {
       if (kSplits && job.weight_parts == 1) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float both = __uint_as_float(high[e]);
-          high[e] = to_tf32(both), low[e] = tf32_rest(both, high[e]);
-        }
+        for (int e = 0; e < 4; ++e) split<true>(high[e], low[e], high[e]);
       } else {
         const uint4 rest = from[32];
         low[0] = rest.x, low[1] = rest.y, low[2] = rest.z, low[3] = rest.w;
@@ -240,17 +264,35 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
       }
     }
   }
-  // The same of any shifts.
+  // The same of any shifts, where inputs or channels are neighbours in shared memory.
+  template <bool kDense>
   __device__ __forceinline__ void add_shifts(Sums& sums, const uint4* a, const unsigned char* x,
                                              const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m) const {
     for (std::int32_t s = 0; s < job.width_shifts; ++s, a += Tile::kGroups * fragment_vectors()) {
       const std::uint32_t groups = job.shift_groups[s] >> (warp_m * Tile::kM16);
       if ((groups & ((1u << Tile::kM16) - 1)) == 0) continue;
       SliceInputs inputs;
-      inputs.read(x - job.all_shifts[s] * job.input_step, columns, job);
+      const unsigned char* const at = x - job.all_shifts[s] * job.input_step;
+      if constexpr (kDense) inputs.read_dense(at, columns);
+      if constexpr (!kDense) inputs.read(at, columns, job);
 #pragma unroll
       for (int m = 0; m < Tile::kM16; ++m) {
         if ((groups >> m & 1) != 0) add<true>(sums[m], a + m * fragment_vectors(), inputs);
+      }
+    }
+  }
+  // The same of both shifts of a folded slice, where channels are neighbours.
+  __device__ __forceinline__ void add_folded(Sums& sums, const uint4* a, const unsigned char* x,
+                                             const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m) const {
+    SliceInputs inputs;
+    inputs.read_folded(x, columns, job.input_step);
+#pragma unroll
+    for (int m = 0; m < Tile::kM16; ++m) {
+      const std::int32_t group = warp_m * Tile::kM16 + m;
+      if ((job.shift_groups[1] >> group & 1) != 0) {
+        add(sums[m], a + m * fragment_vectors(), inputs);
+      } else if ((job.shift_groups[0] >> group & 1) != 0) {
+        add_first(sums[m], a + m * fragment_vectors(), inputs);
       }
     }
   }
@@ -269,11 +311,24 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
                                            const std::int32_t (&columns)[Tile::kN8], std::int32_t warp_m,
                                            std::int32_t warp_k) const {
     const unsigned char* const own = x + columns[0];
-    if (!job.window) {
-      for_steps(chunk, warp_m, warp_k,
-                [&](const uint4* a, std::int32_t from) { add_shifts(sums, a, x + from, columns, warp_m); });
-    } else if (kSize == 2 && job.folded) {
+    if (dense() && job.folded) {
       if constexpr (kSize == 2)
+        for_steps(chunk, warp_m, warp_k,
+                  [&](const uint4* a, std::int32_t from) { add_folded(sums, a, x + from, columns, warp_m); });
+    } else if (dense() && !window()) {
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_shifts<true>(sums, a, x + from, columns, warp_m); });
+    } else if (!window()) {
+      for_steps(chunk, warp_m, warp_k,
+                [&](const uint4* a, std::int32_t from) { add_shifts<false>(sums, a, x + from, columns, warp_m); });
+    } else if constexpr (!Tile::kLast || (!kExact && Tile::kGroups == 1)) {
+      multiply_windows(sums, own, chunk, warp_m, warp_k);
+    }
+  }
+  __device__ __forceinline__ void multiply_windows(Sums& sums, const unsigned char* own, std::int32_t chunk, std::int32_t warp_m,
+                                                   std::int32_t warp_k) const {
+    if (kSize == 2 && job.folded) {
+      if constexpr (kSize == 2 && !Tile::kLast)
         for_steps(chunk, warp_m, warp_k,
                   [&](const uint4* a, std::int32_t from) { add_window<2, true>(sums, a, own + from, warp_m); });
     } else if (job.width_shifts <= 2) {

@@ -4,17 +4,10 @@
 #include <algorithm>
 #include <set>
 
+#include "fused_phases_launch.cuh"
 #include "fused_phases_rows.h"
 
 namespace upfold::cuda {
-
-struct PhasePlan {
-  PhaseJob job;
-  unsigned blocks;  // 0: the tile does not fit
-  int shared_bytes;
-  std::int64_t tiles;  // row tiles with products times boxes
-  double cost;         // what the planner expects, to compare plans of one tile
-};
 
 namespace {
 
@@ -31,7 +24,7 @@ class PhasePlanner : PhaseRows {
   }
 
  private:
-  static constexpr std::int64_t kReservedBytes = 1 << 10, kVector = 16;
+  static constexpr std::int64_t kReservedBytes = 1 << 10, kVector = 16, kLine = 128, kLongRun = 512;
   static constexpr std::int64_t kMostInputs = 1 << 15;  // of a box: more do not fit, whatever their type
 
   // Bytes of the widest copies that lie wholly inside or outside of x.
@@ -63,14 +56,24 @@ class PhasePlanner : PhaseRows {
     job_.chunk_channels = std::int32_t(ceil_div(channels, job_.step_channels) * job_.step_channels),
     job_.chunks = std::int32_t(ceil_div(job_.ic, job_.chunk_channels));
     if (job_.dense) {
-      // Eight inputs of four channels in different banks.
-      const std::int64_t step = ceil_div(job_.chunk_channels * element_, 32) * 32 + 16;
+      // A lane reads its channels of both slots at a time, four inputs of them from different banks (in a window, where they lie
+      // four inputs apart, two); of a folded slice those of one slot, of eight inputs.
+      const std::int64_t multiple = job_.folded || job_.window ? 16 : 32;
+      const std::int64_t step = (ceil_div(job_.chunk_channels * element_, multiple) | 1) * multiple;
       job_.channel_step = std::int32_t(element_), job_.input_step = std::int32_t(step);
       job_.line_step = std::int32_t(inputs * step), job_.skew = 0;
       job_.in_row = make_divisor(inputs);
       job_.place_count = std::int32_t(lines * inputs),
       job_.copy_count = std::int32_t(lines * inputs * (job_.chunk_channels / elements));
       job_.stage_bytes = std::int32_t(lines * inputs * step);
+      // Lanes of a place copy a sector of memory side by side, or more where each has four copies all the same, or some are idle.
+      const std::int64_t copies = job_.chunk_channels / elements;
+      std::int64_t lanes = 1;
+      while (lanes * 2 <= copies &&
+             (lanes * job_.grain < 32 * (job_.grain == kVector) || (lanes * 8 <= copies && lanes * job_.grain < 64) ||
+              lines * inputs * lanes * 2 <= tile_.threads))
+        lanes *= 2;
+      job_.place_lanes = std::int32_t(lanes), job_.place_step = std::int32_t(tile_.threads / lanes);
     } else {
       const std::int64_t first = std::int64_t(job_.axis[2].first_unit) - job_.axis[2].most_shift;
       const std::int64_t multiple = job_.window ? std::max<std::int64_t>(elements, kWindowUnits) : elements;
@@ -83,6 +86,7 @@ class PhasePlanner : PhaseRows {
       job_.in_row = make_divisor(copies);
       job_.place_count = std::int32_t(lines * copies), job_.copy_count = std::int32_t(lines * copies * job_.chunk_channels);
       job_.stage_bytes = job_.channel_step * job_.chunk_channels;
+      job_.place_lanes = 1, job_.place_step = tile_.threads;
     }
     job_.in_h = make_divisor(box[1] + reach_[1]), job_.in_d = make_divisor(box[0] + reach_[0]);
     return lay_out_weight() && lay_out_results(box, grid_w);
@@ -103,14 +107,42 @@ class PhasePlanner : PhaseRows {
     return true;
   }
 
+  // Bytes of a store of outputs that lie apart: the widest that lie wholly in a run, and in y at multiples of their size.
+  std::int64_t piece_of() const {
+    std::int64_t steps = job_.oc | job_.pixel | p_.y.w | (p_.out_h > 1 ? p_.y.h : 0);
+    steps |= (p_.out_d > 1 ? p_.y.d : 0) | (p_.batch > 1 ? p_.y.n : 0);
+    const std::int64_t bytes = steps * element_ | alignment_ | kVector;
+    return bytes & -bytes;
+  }
+
   // Room for what a line and a row of units lie behind multiples of 16 bytes; an odd number of vectors from one line to the next.
   bool lay_out_results(const std::int64_t (&box)[4], std::int64_t grid_w) {
     const std::int64_t per_vector = kVector / element_, stride = job_.axis[2].stride, box_lines = box[0] * box[1] * box[3];
-    job_.staged_pitch = std::int32_t((ceil_div(grid_w * stride + 2 * (per_vector - 1), per_vector) | 1) * per_vector);
-    job_.run_vectors = make_divisor(ceil_div(box[2] * stride + per_vector - 1, per_vector));
+    job_.joined = job_.pixel == job_.oc && p_.y.w == job_.pixel;
+    job_.staged_pixel = job_.pixel;
+    const bool apart = job_.pixels && !job_.joined;
+    if (apart) {
+      const std::int64_t piece = piece_of(), pieces = job_.pixel * element_ / piece;
+      // Between outputs of whole vectors one, for other banks.
+      if (piece == kVector) job_.staged_pixel += std::int32_t(per_vector);
+      job_.piece = std::int32_t(piece), job_.pixel_pieces = make_divisor(pieces),
+      job_.run_outputs = make_divisor(box[2] * stride);
+      job_.run_vectors = make_divisor(pieces * box[2] * stride), job_.skews = job_.run_skews = 0;
+    } else {
+      // Stores of a warp that begin at lines of the cache touch a fifth fewer of them.
+      const std::int64_t length = box[2] * stride * job_.pixel,
+                         align = length * element_ >= kLongRun ? kLine / element_ : per_vector;
+      job_.run_vectors = make_divisor(ceil_div(length + align - 1, align) * (align / per_vector));
+      job_.skews = std::uint32_t(per_vector - 1), job_.run_skews = std::uint32_t(align - 1);
+    }
+    const std::int64_t run = grid_w * stride * job_.staged_pixel + 2 * (per_vector - 1);
+    job_.staged_pitch = std::int32_t((ceil_div(run, per_vector) | 1) * per_vector);
     job_.staged_line = std::int32_t(box_lines * job_.staged_pitch);
-    job_.staged_bytes = std::int32_t(job_.lines * (job_.staged_line * element_ + 7 * kVector));  // and what stage_lines() may add
-    job_.run_count = std::int32_t((job_.lines + job_.empty_lines) * box_lines);
+    const bool constants = job_.pixels && (job_.prefill || job_.empty_lines > 0);
+    job_.pattern_bytes = constants ? std::int32_t(ceil_div(job_.oc * element_, kVector) * kVector) : 0;
+    // And what stage_lines() may add.
+    job_.staged_bytes = std::int32_t(job_.run_lines * (job_.staged_line * element_ + 7 * kVector) + job_.pattern_bytes);
+    job_.run_count = std::int32_t((job_.run_lines + job_.empty_lines / job_.pixel) * box_lines);
     return true;
   }
 
@@ -136,7 +168,8 @@ class PhasePlanner : PhaseRows {
     for (int lane = 0; lane < 32; ++lane) {
       const int row = (group - job_.first_group[c]) * 16 + lane / 4;
       const std::int64_t unit = lane % 4 * 2 * (job_.window ? kWindowUnits : 1);
-      const std::int64_t at = row / count * line + w.phases[w.first_phase[c] + row % count] + unit * w.stride;
+      const std::int64_t in_run = row / count % job_.pixel, output = w.phases[w.first_phase[c] + row % count] + unit * w.stride;
+      const std::int64_t at = row / count / job_.pixel * line + output * job_.staged_pixel + in_run;
       const std::int64_t word = at * element_ / 4;
       if (words.insert(word).second) most = std::max(most, ++of_bank[word % 32]);
     }
@@ -144,8 +177,9 @@ class PhasePlanner : PhaseRows {
   }
 
   std::int64_t shared_bytes() const {
-    return std::int64_t(job_.weight_bytes) + 2 * std::int64_t(job_.stage_bytes) + job_.staged_bytes + table_bytes_ +
-           std::int64_t(job_.steps) * std::int64_t(sizeof(PhaseStep)) + job_.run_count * std::int64_t(sizeof(PhaseRun));
+    return std::int64_t(job_.weight_bytes) + (job_.last_stage + 1) * std::int64_t(job_.stage_bytes) + job_.staged_bytes +
+           table_bytes_ + std::int64_t(job_.steps) * std::int64_t(sizeof(PhaseStep)) +
+           job_.run_count * std::int64_t(sizeof(PhaseRun));
   }
 
   // Blocks that a multiprocessor holds at a time.
@@ -168,7 +202,7 @@ class PhasePlanner : PhaseRows {
                                                     : 53;
     const double places = double(ceil_div(job_.place_count, tile_.threads)) * tile_.threads / 32.0;
     return {job_.steps * ((job_.window ? 1 : slices) * inputs * warps + product * fragments) + 60.0 * places +
-                12.0 / 32.0 * job_.copy_count,
+                12.0 / 32.0 * job_.copy_count + 120.0 * tile_.threads / 32.0,
             job_.steps * ((job_.window ? 16 : 8 * slices) * warps + 4.0 * job_.weight_parts * fragments) + job_.copy_count / 8.0};
   }
   // What the boxes of the layout take, in cycles of a multiprocessor of an H200.
@@ -176,14 +210,20 @@ class PhasePlanner : PhaseRows {
     std::int64_t tiles = ceil_div(p_.batch, box[3]) * job_.combinations.value;
     for (int i = 0; i < 3; ++i) tiles *= ceil_div(units_[i], box[i]);
     const double results = tile_.rows * tile_.units / 32.0, vectors = double(job_.run_count) * job_.run_vectors.value;
+    const bool apart = job_.pixels && !job_.joined;
     Work work = chunk_work();
     work.instructions = job_.chunks * work.instructions + 250.0 * tile_.threads / 32.0 + 5.0 * results + 23.0 / 32.0 * vectors +
-                        job_.run_count * (4.0 + 1.2 * double(kVector / element_));
+                        job_.run_count * (apart ? 4.0 : 4.0 + 1.2 * double(kVector / element_));
     work.passes = job_.chunks * work.passes + 2.0 * results + vectors / 4.0;
-    // Both ends of a run leave a sector half written; inputs come from the second-level cache as often as from memory.
-    const double moved = vectors + job_.run_count + 0.6 * job_.chunks * job_.copy_count * job_.grain / 16.0;
+    // Both ends of a run leave a sector half written, and its vectors begin at no line of the cache: it takes as long as 16 more
+    // (runs of 624 bytes 2.1 TB/s, of 3 KB 3.0). Inputs come from the second-level cache as often as from memory.
+    const double written = apart ? vectors * job_.piece / double(kVector) : vectors + 16.0 * job_.run_count;
+    // Memory gives neighbouring channels 64 bytes at a time.
+    const double wasted = job_.dense && job_.chunks > 1 ? std::max(1.0, 64.0 / double(job_.chunk_channels * element_)) : 1.0;
+    const double moved = written + 0.6 * wasted * job_.chunks * job_.copy_count * job_.grain / 16.0;
     const double cycles = std::max(work.instructions / 2.2, work.passes) + 0.3 * std::min(work.instructions / 2.2, work.passes);
-    const double both = std::max(cycles, moved) + 0.3 * std::min(cycles, moved), waits = 1000.0 + 300.0 * job_.chunks;
+    const double both = std::max(cycles, moved) + 0.3 * std::min(cycles, moved),
+                 waits = (job_.last_stage > 0 ? 1000.0 : 1300.0) + 300.0 * job_.chunks;
     const std::int64_t together = std::min(blocks_together(), ceil_div(tiles, multiprocessors_));
     // Fewer warps than these leave instructions waiting for each other.
     const double slowed = std::max(1.0, 16.0 * 32.0 / double(together * tile_.threads));
@@ -194,6 +234,7 @@ class PhasePlanner : PhaseRows {
   bool boxes() {
     double least = 0;
     std::int64_t best[4] = {}, best_channels = 0;
+    std::int32_t best_stage = 0;
     for (std::int64_t w = std::min<std::int64_t>(units_[2], tile_.units); w > 0; --w) {
       if (w < units_[2] && w % (job_.dense ? 8 : kVector / element_) != 0) continue;
       const std::int64_t grid_w = job_.window ? ceil_div(w, kWindowUnits) * kWindowUnits : w;
@@ -208,15 +249,19 @@ class PhasePlanner : PhaseRows {
       box[3] = balanced(p_.batch, most_n);
       for (std::int64_t channels = job_.ic;; channels = ceil_div(channels, 2)) {
         if (!lay_out(box, channels)) break;
-        if (shared_bytes() <= std::min(shared_.of_block, shared_.of_multiprocessor - kReservedBytes)) {
+        // Chunks are copied while others are multiplied, or, of few inputs beside results, while those are stored.
+        const bool while_stored = job_.chunks == 1 && job_.stage_bytes < job_.staged_bytes;
+        for (job_.last_stage = 1; job_.last_stage >= (while_stored ? 0 : 1); --job_.last_stage) {
+          if (shared_bytes() > std::min(shared_.of_block, shared_.of_multiprocessor - kReservedBytes)) continue;
           const double cost = cost_of(box);
-          if (best_channels == 0 || cost < least) least = cost, best_channels = channels, std::copy(box, box + 4, best);
+          if (best_channels > 0 && cost >= least) continue;
+          least = cost, best_channels = channels, best_stage = job_.last_stage, std::copy(box, box + 4, best);
         }
         if (channels <= job_.step_channels) break;
       }
     }
     if (best_channels == 0 || !lay_out(best, best_channels)) return false;
-    plan_.cost = least;
+    plan_.cost = least, job_.last_stage = best_stage;
     stage_lines();
     for (int i = 0; i < 3; ++i)
       job_.axis[i].box = std::int32_t(best[i]), job_.axis[i].tiles = make_divisor(ceil_div(units_[i], best[i]));

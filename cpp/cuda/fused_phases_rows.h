@@ -89,8 +89,11 @@ class PhaseRows {
     PhaseAxis &d = job_.axis[0], &h = job_.axis[1], &w = job_.axis[2];
     job_.ic = std::int32_t(in_channels_per_group(p_)), job_.oc = std::int32_t(out_channels_per_group(p_));
     job_.batch = std::int32_t(p_.batch), job_.prefill = w.stride > w.first_phase[w.classes];
+    job_.pixels = p_.out_w > 1 && p_.y.w != 1;
+    if (job_.pixels && p_.y.c != 1) return false;
     const int set_count = d.classes * h.classes;
     if (set_count > kMostPhaseSets) return false;
+    job_.pair_channels = job_.oc;
     std::int64_t most_lines = 0;
     for (int set = 0; set < set_count; ++set) most_lines = std::max(most_lines, lines_of_set(set));
     const auto groups_of = [&](std::int64_t lines) {
@@ -102,8 +105,9 @@ class PhaseRows {
     while (lines < most_lines && groups_of(lines + 1) * 16 <= tile_.rows) ++lines;
     if (lines == 0) return false;
     // As many row tiles, of equal size.
-    lines = ceil_div(most_lines, ceil_div(most_lines, lines));
-    job_.lines = std::int32_t(lines);
+    lines = job_.pixels ? lines_of_pixels(most_lines, lines) : ceil_div(most_lines, ceil_div(most_lines, lines));
+    job_.pixel = job_.pixels ? std::int32_t(std::min<std::int64_t>(lines, job_.oc)) : 1;
+    job_.lines = std::int32_t(lines), job_.run_lines = job_.lines / job_.pixel;
     int group = 0;
     std::fill(job_.group_class, job_.group_class + 32, std::uint8_t(w.classes));
     for (int c = 0; c < w.classes; ++c) {
@@ -129,7 +133,8 @@ class PhaseRows {
         job_.empty_d[job_.empty_count] = std::uint8_t(phase_d), job_.empty_h[job_.empty_count++] = std::uint8_t(phase_h);
       }
     }
-    job_.empty_lines = std::int32_t(ceil_div(std::int64_t(job_.empty_count) * job_.oc, tiles));
+    job_.empty_lines =
+        std::int32_t(ceil_div(std::int64_t(job_.empty_count) * job_.pair_channels / job_.pixel, tiles) * job_.pixel);
     if (tiles > kMost / p_.groups || job_.oc > kMost / 4096 || lines + job_.empty_lines > 2 * tile_.rows) return false;
     job_.row_tiles = make_divisor(tiles), job_.combinations = make_divisor(tiles * p_.groups);
     return true;
@@ -145,7 +150,20 @@ class PhaseRows {
   std::int64_t lines_of_set(int set) const {
     const PhaseAxis &d = job_.axis[0], &h = job_.axis[1];
     const int c_d = set / h.classes, c_h = set % h.classes;
-    return std::int64_t(job_.oc) * (d.first_phase[c_d + 1] - d.first_phase[c_d]) * (h.first_phase[c_h + 1] - h.first_phase[c_h]);
+    const std::int64_t pairs = (d.first_phase[c_d + 1] - d.first_phase[c_d]) * (h.first_phase[c_h + 1] - h.first_phase[c_h]);
+    return job_.pair_channels * pairs;
+  }
+  // Of at most `lines` all channels of some pairs of phases, or equal parts of one pair's, in vectors where they are such.
+  std::int64_t lines_of_pixels(std::int64_t most_lines, std::int64_t lines) {
+    const std::int64_t channels = job_.oc, vector = 16 / element_;
+    if (lines >= channels) {
+      const std::int64_t pairs = most_lines / channels;
+      return channels * ceil_div(pairs, ceil_div(pairs, lines / channels));
+    }
+    std::int64_t part = ceil_div(channels, ceil_div(channels, lines));
+    if (channels % vector == 0 && lines >= vector) part = std::min(ceil_div(part, vector), lines / vector) * vector;
+    job_.pair_channels = std::int32_t(ceil_div(channels, part) * part);
+    return part;
   }
 
   bool strides() {
@@ -154,7 +172,6 @@ class PhaseRows {
     std::int64_t* const to[3] = {job_.x_axis, job_.y_axis, job_.w_axis};
     for (int i = 0; i < 3; ++i) to[i][0] = from[i]->d, to[i][1] = from[i]->h, to[i][2] = from[i]->w;
     if (p_.out_w == 1) job_.y_axis[2] = 1;
-    job_.channels_fastest = job_.y_axis[2] != 1;
     job_.activation = p_.activation, job_.slope = p_.activation_slope;
     job_.dense = p_.x.c == 1 && p_.in_w > 1 && p_.x.w != 1;
     const std::int64_t farthest = (job_.ic - 1) * p_.w.n + (job_.oc - 1) * p_.w.c + (p_.kernel_d - 1) * p_.w.d +
@@ -165,11 +182,15 @@ class PhaseRows {
   // Whether the shifts of the width are a window, and whether the two slots of a product are shifts.
   void choose_products() {
     PhaseAxis& w = job_.axis[2];
-    job_.window = job_.weight_parts == parts_ && !job_.dense && job_.width_shifts <= kMostWindowShifts &&
-                  *width_shifts_.rbegin() == job_.width_shifts - 1;
+    const bool neighbours = *width_shifts_.rbegin() == job_.width_shifts - 1;
+    // Of neighbouring channels windows pay where a product of 16 rows reads all inputs; others wait for their banks.
+    const bool fits = job_.dense ? parts_ == 1 && tile_.rows == 16 : job_.weight_parts == parts_ && !job_.pixels;
+    job_.window = fits && neighbours && job_.width_shifts <= kMostWindowShifts;
     const std::int64_t slot = element_ == 2 ? 8 : 4;
-    job_.folded = job_.window && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
+    job_.folded = (job_.window || (job_.dense && neighbours)) && element_ == 2 && job_.width_shifts == 2 && job_.ic <= slot;
     for (int c = 0; c < w.classes; ++c) job_.folded = job_.folded && has_shift(c, 0);
+    // Neighbouring inputs of so few channels lie in few banks.
+    if (job_.dense && job_.folded) job_.window = false;
     job_.step_channels = std::int32_t(job_.folded ? slot : 2 * slot);
     job_.slices = make_divisor(job_.folded ? 1 : job_.width_shifts);
     if (!job_.window) return;

@@ -12,8 +12,9 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   using typename Base::Tile;
   using typename Base::Value;
   using Sums = float[Tile_::kM16][Tile_::kN8][4];
-  using Base::Base, Base::job, Base::memory, Base::kNowhere, Base::kSize, Base::kSkews, Base::kVector, Base::runs, Base::staged,
-      Base::tables;
+  using Base::are_apart, Base::Base, Base::job, Base::kNowhere, Base::kSize, Base::kVector, Base::memory, Base::pattern,
+      Base::pixel, Base::pixels, Base::run_lines, Base::runs, Base::skews, Base::staged, Base::staged_pixel, Base::tables,
+      Base::window;
 
   // The sums of a box as results, in the order of y: as many elements behind a multiple of 16 bytes as in y.
   __device__ __forceinline__ void put(Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
@@ -31,13 +32,13 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
         sum = finish(job.activation, job.slope, sum);
       }
     }
-    job.window ? put_columns<true>(sums, rows, warp_n) : put_columns<false>(sums, rows, warp_n);
+    window() ? put_columns<true>(sums, rows, warp_n) : put_columns<false>(sums, rows, warp_n);
   }
   template <bool kInWindow>
   __device__ __forceinline__ void put_columns(const Sums& sums, const PhaseRow* rows, std::int32_t warp_n) const {
     const std::int32_t* const columns =
         tables().columns + warp_n * (kInWindow ? 8 : 8 * Tile::kN8) + std::int32_t(threadIdx.x) % 4 * 2;
-    const std::int32_t unit_bytes = job.axis[2].stride * kSize;
+    const std::int32_t unit_bytes = job.axis[2].stride * staged_pixel() * kSize;
     std::int32_t to[Tile::kN8][2];
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
@@ -81,32 +82,39 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   __device__ __forceinline__ void make_runs(const Box& box, const Value* y) const {
     PhaseTables<Tile>& own = tables();
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(y);
-    const std::int32_t staged_from = std::int32_t(reinterpret_cast<const unsigned char*>(staged()) - memory);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count; i += Tile::kThreads) {
       std::uint32_t number = std::uint32_t(i);
       const std::int32_t in_line = std::int32_t(take(job.box_lines, number));
       const BoxLine in_box = box_line(box, std::uint32_t(in_line));
-      const PhaseLine line = own.lines[number];
+      const PhaseLine line = own.lines[std::int32_t(number) * pixel()];
       const bool inside = std::uint32_t(line.d + in_box.d) < std::uint32_t(job.axis[0].out) &&
                           std::uint32_t(line.h + in_box.h) < std::uint32_t(job.axis[1].out);
       const std::int32_t skews = skew_of(line.y) + skew_of(in_box.y + std::int64_t(first / kSize));
-      const std::int32_t skew = skews & std::int32_t(kSkews);
+      const std::int32_t skew = std::int32_t(std::uint32_t(line.y + in_box.y + std::int64_t(first / kSize)) & job.run_skews);
       const std::int32_t to = std::int32_t(number) * job.staged_line + in_line * job.staged_pitch + skews - skew;
-      const bool staged = std::int32_t(number) < job.lines;
-      runs()[i] = PhaseRun{first + std::uint64_t((line.y + in_box.y - skew) * kSize),
-                           staged ? std::uint32_t(to * kSize + staged_from) : word_of(line.bias), inside ? skew * kSize : kNoRun};
+      const bool is_staged = std::int32_t(number) < run_lines();
+      const std::uint32_t constant = pixels() ? offset_of(pattern() + line.channel) : word_of(line.bias);
+      const std::int32_t behind = are_apart() ? min(pixel(), job.oc - line.channel) * kSize : skew * kSize;
+      runs()[i] =
+          PhaseRun{first + std::uint64_t((line.y + in_box.y - skew) * kSize), is_staged ? offset_of(staged() + to) : constant,
+                   inside        ? behind
+                   : are_apart() ? 0
+                                 : kNoRun};
     }
-    const std::int32_t each = job.window ? kWindowUnits : 1;
+    const std::int32_t each = window() ? kWindowUnits : 1;
     // By the last threads first: the first ones had runs.
     for (std::int32_t i = Tile::kThreads - 1 - std::int32_t(threadIdx.x); i < Tile::kUnits / each; i += Tile::kThreads) {
       std::uint32_t rest = std::uint32_t(i * each);
       const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       const bool exists = rest < job.box_lines.value;
-      const std::int32_t to = std::int32_t(rest) * job.staged_pitch + unit * job.axis[2].stride;
+      const std::int32_t to = std::int32_t(rest) * job.staged_pitch + unit * job.axis[2].stride * staged_pixel();
       own.columns[i] = exists ? (to + skew_of(box_line(box, rest).y + std::int64_t(first / kSize))) * kSize : kNowhere;
     }
   }
-  static __device__ __forceinline__ std::int32_t skew_of(std::int64_t y) { return std::int32_t(std::uint32_t(y) & kSkews); }
+  __device__ __forceinline__ std::int32_t skew_of(std::int64_t y) const { return std::int32_t(std::uint32_t(y) & skews()); }
+  __device__ __forceinline__ std::uint32_t offset_of(const Value* at) const {
+    return std::uint32_t(reinterpret_cast<const unsigned char*>(at) - memory);
+  }
   // A constant result, as often as a word holds it.
   static __device__ __forceinline__ std::uint32_t word_of(float result) {
     const Value constant = Narrow<Value>::from(result);
@@ -115,19 +123,33 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   }
 
   // Positions of phases without a tap hold the bias: everything does, before the results come.
-  __device__ __forceinline__ void fill_staged() const {
+  __device__ __forceinline__ void fill_staged(const Box& box, const Value* y) const {
+    if (pixels()) return fill_pixels(box, y);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.lines * job.staged_line; i += Tile::kThreads)
       staged()[i] = Narrow<Value>::from(tables().lines[i / job.staged_line].bias);
   }
+  __device__ __forceinline__ void fill_pixels(const Box& box, const Value* y) const {
+    const std::int32_t outputs = job.axis[2].box * job.axis[2].stride, box_lines = std::int32_t(job.box_lines.value);
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.lines * box_lines * outputs; i += Tile::kThreads) {
+      const std::int32_t in_pixel = i % pixel(), in_run = i / pixel() % outputs, run = i / pixel() / outputs;
+      const std::int32_t number = run / box_lines, in_line = run % box_lines;
+      const PhaseLine line = tables().lines[number * pixel()];
+      if (line.channel + in_pixel >= job.oc) continue;
+      const std::int64_t first =
+          box_line(box, std::uint32_t(in_line)).y + std::int64_t(reinterpret_cast<std::uintptr_t>(y) / kSize);
+      const std::int32_t at = number * job.staged_line + in_line * job.staged_pitch + skew_of(line.y) + skew_of(first);
+      staged()[at + in_run * staged_pixel() + in_pixel] = pattern()[line.channel + in_pixel];
+    }
+  }
 
-  // Outputs of a run that exist, counted from its unit's first.
+  // Elements of a run that exist, or outputs where those lie apart, counted from its unit's first.
   struct Reach {
     std::int32_t low, high;
   };
   __device__ __forceinline__ Reach reach_of(const Box& box) const {
     const PhaseAxis& w = job.axis[2];
-    const std::int32_t first = box.unit[2] * w.stride - w.pad, length = w.box * w.stride;
-    return {first < 0 ? -first : 0, w.out - first < length ? w.out - first : length};
+    const std::int32_t first = box.unit[2] * w.stride - w.pad, length = w.box * w.stride, each = job.joined ? pixel() : 1;
+    return {(first < 0 ? -first : 0) * each, (w.out - first < length ? w.out - first : length) * each};
   }
 
   // Threads take the vectors of all runs with results, or of those that are the bias, some at a time, and store those that are
@@ -135,7 +157,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   template <bool kStaged>
   __device__ __forceinline__ void store_vectors(const Reach& reach) const {
     constexpr int kTogether = 4;
-    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
+    const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value);
     const PhaseRun* const own = kStaged ? runs() : runs() + staged_runs;
     const std::int32_t last = (kStaged ? staged_runs : job.run_count - staged_runs) - 1;
     std::uint32_t first = threadIdx.x, step = Tile::kThreads;
@@ -154,7 +176,7 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
         const PhaseRun run = own[min(number, last)];
         whole[u] = number <= last && std::uint32_t(bytes - run.skew - low) <= std::uint32_t(begins);
         to[u] = run.y + std::uint32_t(bytes);
-        if constexpr (!kStaged) values[u] = make_uint4(run.staged, run.staged, run.staged, run.staged);
+        if constexpr (!kStaged) values[u] = constants(run, bytes, whole[u]);
         if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(memory + (run.staged + std::uint32_t(bytes)));
         bytes += bytes_step;
         const bool next = bytes >= all_bytes;
@@ -166,10 +188,24 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       }
     }
   }
+  // The constant results of a vector `bytes` behind that of a run's first.
+  __device__ __forceinline__ uint4 constants(const PhaseRun& run, std::int32_t bytes, bool exists) const {
+    if (!pixels() || !exists) return make_uint4(run.staged, run.staged, run.staged, run.staged);
+    const std::uint16_t* const halves = reinterpret_cast<const std::uint16_t*>(pattern());
+    const std::int32_t first = (bytes - run.skew) / kSize;
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kSize == 4) words[i] = reinterpret_cast<const std::uint32_t*>(halves)[(first + i) % pixel()];
+      if constexpr (kSize == 2)
+        words[i] = halves[(first + 2 * i) % pixel()] | std::uint32_t(halves[(first + 2 * i + 1) % pixel()]) << 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
   // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector,
   // and from the last one on.
   __device__ __forceinline__ void store_ends(const Reach& reach) const {
-    const std::int32_t staged_runs = job.lines * std::int32_t(job.box_lines.value);
+    const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kVector; i += Tile::kThreads) {
       const PhaseRun run = runs()[i / kVector];
       if (run.skew == kNoRun) continue;
@@ -177,34 +213,58 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const std::int32_t whole = (low + kVector - 1) & -kVector, left = whole - kVector + i % kVector;
       const std::int32_t right = max(high & -kVector, whole) + i % kVector;
       const bool staged = i < staged_runs * kVector;
-      if (left >= low && left < high) put_one(run, staged, left, left);
-      if (right < high) put_one(run, staged, right, right);
+      if (left >= low && left < high) put_one(run, staged, left);
+      if (right < high) put_one(run, staged, right);
     }
   }
-  // Element `at` of a run to the place `to` behind its first in y.
-  __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at, std::int64_t to) const {
-    const Value result = is_staged ? *reinterpret_cast<const Value*>(memory + (run.staged + std::uint32_t(at * kSize)))
-                                   : *reinterpret_cast<const Value*>(&run.staged);
-    reinterpret_cast<Value*>(run.y)[to] = result;
+  // Element `at` of a run.
+  __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at) const {
+    Value result = *reinterpret_cast<const Value*>(&run.staged);
+    if (is_staged) result = *reinterpret_cast<const Value*>(memory + (run.staged + std::uint32_t(at * kSize)));
+    if (!is_staged && pixels()) result = pattern()[(at - run.skew / kSize) % pixel()];
+    reinterpret_cast<Value*>(run.y)[at] = result;
   }
   __device__ __forceinline__ void store(const Box& box) const {
     const Reach reach = reach_of(box);
-    if (job.y_axis[2] != 1) return store_apart(reach);
+    if (are_apart()) return store_apart(reach);
     store_vectors<true>(reach);
     if (job.empty_lines > 0) store_vectors<false>(reach);
     store_ends(reach);
   }
 
-  // The same where neighbours of y are channels, or its outputs lie apart: lanes take lines.
+  // The same where outputs lie apart: threads take pieces of their channels, some at a time.
   __device__ __forceinline__ void store_apart(const Reach& reach) const {
-    const std::int32_t length = job.axis[2].box * job.axis[2].stride, lines = job.lines + job.empty_lines;
-    const std::int32_t box_lines = std::int32_t(job.box_lines.value);
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < lines * box_lines * length; i += Tile::kThreads) {
-      const std::int32_t number = i % lines, in_box = i / lines % box_lines, output = i / lines / box_lines;
-      const PhaseRun run = runs()[number * box_lines + in_box];
-      if (output < reach.low || output >= reach.high || run.skew == kNoRun) continue;
-      const std::int32_t skew = run.skew / kSize;
-      put_one(run, number < job.lines, skew + output, skew + output * job.y_axis[2]);
+    if (job.piece == 16) return store_pieces<uint4>(reach);
+    if (job.piece == 8) return store_pieces<uint2>(reach);
+    if (kSize == 4 || job.piece == 4) return store_pieces<std::uint32_t>(reach);
+    if constexpr (kSize == 2) store_pieces<std::uint16_t>(reach);
+  }
+  template <typename Piece>
+  __device__ __forceinline__ void store_pieces(const Reach& reach) const {
+    constexpr int kTogether = 4;
+    const std::int32_t count = job.run_count * std::int32_t(job.run_vectors.value);
+    const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value);
+    const std::int32_t pixel_bytes = staged_pixel() * kSize;
+    const std::int64_t step = job.y_axis[2] * kSize;
+    for (std::int32_t first = std::int32_t(threadIdx.x); first < count; first += kTogether * Tile::kThreads) {
+      std::uint64_t to[kTogether];
+      Piece pieces[kTogether];
+      bool exists[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        std::uint32_t number = std::uint32_t(min(first + u * Tile::kThreads, count - 1));
+        const std::int32_t in_pixel = std::int32_t(take(job.pixel_pieces, number) * sizeof(Piece));
+        const std::int32_t output = std::int32_t(take(job.run_outputs, number));
+        const PhaseRun run = runs()[number];
+        const std::int32_t at = in_pixel + (std::int32_t(number) < staged_runs ? output * pixel_bytes : 0);
+        exists[u] = first + u * Tile::kThreads < count && in_pixel < run.skew && output >= reach.low && output < reach.high;
+        to[u] = run.y + std::uint64_t(output * step + in_pixel);
+        if (exists[u]) pieces[u] = *reinterpret_cast<const Piece*>(memory + (run.staged + std::uint32_t(at)));
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (exists[u]) *reinterpret_cast<Piece*>(to[u]) = pieces[u];
+      }
     }
   }
 };

@@ -15,8 +15,9 @@ template <typename Value_, bool kExact, typename Tile_>
 struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
   using Base = PhaseMemory<Value_, kExact, Tile_>;
   using Base::Base, Base::class_size, Base::first_line, Base::fragment_vectors, Base::group, Base::tile, Base::job,
-      Base::kNowhere, Base::kSize, Base::kSkews, Base::kSlotChannels, Base::set_d, Base::set_h;
-  using Base::set_steps, Base::steps, Base::tables, Base::weight;
+      Base::kNowhere, Base::kSize, Base::kSlotChannels, Base::pattern, Base::set_d, Base::set_h;
+  using Base::dense, Base::pixel, Base::pixels, Base::set_steps, Base::skews, Base::staged_pixel, Base::steps, Base::tables,
+      Base::weight;
   using typename Base::Tile;
   using typename Base::Value;
 
@@ -31,11 +32,11 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     const std::int32_t pairs_h = class_size(h.first_phase, set_h);
     const std::int32_t pairs = empty ? job.empty_count : class_size(d.first_phase, set_d) * pairs_h;
     const std::int32_t line = empty ? tile * job.empty_lines + i - job.lines : first_line + i;
-    if (line >= pairs * job.oc) return {0, 0, 0, false};
-    const std::int32_t pair = job.channels_fastest ? line / job.oc : line % pairs;
-    return {job.channels_fastest ? line % job.oc : line / pairs,
-            empty ? job.empty_d[pair] : d.phases[d.first_phase[set_d] + pair / pairs_h],
-            empty ? job.empty_h[pair] : h.phases[h.first_phase[set_h] + pair % pairs_h], true};
+    if (line >= pairs * job.pair_channels) return {0, 0, 0, false};
+    const std::int32_t pair = pixels() ? line / job.pair_channels : line % pairs;
+    const std::int32_t channel = pixels() ? line % job.pair_channels : line / pairs;
+    return {channel, empty ? job.empty_d[pair] : d.phases[d.first_phase[set_d] + pair / pairs_h],
+            empty ? job.empty_h[pair] : h.phases[h.first_phase[set_h] + pair % pairs_h], channel < job.oc};
   }
 
   // The biases of the line and the row that this thread makes, on their way while others do.
@@ -52,7 +53,7 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
       const LineOf of = line_at(i);
       const std::int32_t all = group * job.oc + of.channel, d = of.phase_d - job.axis[0].pad, h = of.phase_h - job.axis[1].pad;
       if (of.exists && bias != nullptr) biases.line = bias[all];
-      own.lines[i] = {all * job.y_c + d * job.y_axis[0] + h * job.y_axis[1], d, of.exists ? h : kNoLine, 0.0f};
+      own.lines[i] = {all * job.y_c + d * job.y_axis[0] + h * job.y_axis[1], d, of.exists ? h : kNoLine, 0.0f, of.channel};
     }
     if (row < Tile::kRows) {
       const PhaseAxis& w = job.axis[2];
@@ -61,9 +62,11 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
       const LineOf of = line_at(line);
       const bool exists = c < w.classes && line < job.lines && of.exists;
       const std::int32_t phase = w.phases[w.first_phase[c < w.classes ? c : 0] + in_class % count];
+      const std::int32_t run = line / pixel(), in_pixel = line - run * pixel();
       const std::int64_t y = of.channel * job.y_c + (of.phase_d - job.axis[0].pad) * job.y_axis[0] +
-                             (of.phase_h - job.axis[1].pad) * job.y_axis[1] + std::int64_t(group) * job.oc * job.y_c;
-      const std::int32_t to = line * job.staged_line + phase + std::int32_t(std::uint32_t(y) & kSkews);
+                             (of.phase_h - job.axis[1].pad) * job.y_axis[1] + std::int64_t(group) * job.oc * job.y_c - in_pixel;
+      const std::int32_t to =
+          run * job.staged_line + phase * staged_pixel() + in_pixel + std::int32_t(std::uint32_t(y) & skews());
       if (exists && bias != nullptr) biases.row = bias[group * job.oc + of.channel];
       own.rows[row] = {exists ? to * kSize : -1, 0.0f};
       const std::int32_t taps = tap_of_phase(0, of.phase_d) + tap_of_phase(1, of.phase_h) + tap_of_phase(2, phase);
@@ -75,6 +78,14 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     const std::int32_t i = std::int32_t(threadIdx.x), row = own_row();
     if (i < job.lines + job.empty_lines) tables().lines[i].bias = finish(job.activation, job.slope, widen(biases.line));
     if (row < Tile::kRows) tables().rows[row].bias = widen(biases.row);
+  }
+  // What outputs without a tap are, by channel of the group.
+  __device__ __forceinline__ void make_pattern(const Value* bias) const {
+    if (job.pattern_bytes == 0) return;
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.oc; i += Tile::kThreads) {
+      const float own = bias == nullptr ? 0.0f : widen(bias[group * job.oc + i]);
+      pattern()[i] = Narrow<Value>::from(finish(job.activation, job.slope, own));
+    }
   }
 
   // Tap k of a phase has shift * stride + phase = k * dilation, so that k is this of the phase and that of the shift.
@@ -99,13 +110,21 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     }
   }
 
+  // Channels of a word; a lane's first channel of a step, and how far behind it that of the second slot is. Where channels are
+  // neighbours in shared memory, a lane's of both slots are.
+  static constexpr std::int32_t kWordChannels = kSize == 2 ? 2 : 1;
+  __device__ __forceinline__ bool slots_join() const { return dense() && !job.folded; }
+  __device__ __forceinline__ std::int32_t lane_channel() const {
+    return std::int32_t(threadIdx.x) % 4 * (slots_join() ? 2 * kWordChannels : kWordChannels);
+  }
+  __device__ __forceinline__ std::int32_t slot_channels() const { return slots_join() ? kWordChannels : kSlotChannels; }
+
   // One lane's share of the fragments of a step and a slice, of all groups of 16 rows: rows r and r + 8 in the first slot, and
   // the same in the second; two channels of 16-bit types are a word. `from` is the group's w at this lane's first channel of a
-  // slot.
+  // step.
   using Fragments = std::uint32_t[Tile::kGroups][4];
   __device__ __forceinline__ void read_fragments(Fragments& words, const Value* from, std::uint32_t number,
                                                  std::int32_t own_steps, std::uint32_t inverse) const {
-    constexpr std::int32_t kEach = kSize == 2 ? 2 : 1;
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, slice = std::int32_t(take(job.slices, number));
     // Both are fewer than 2^16: high(number * inverse) = number / own_steps.
     const std::int32_t chunk = std::int32_t(inverse == 0 ? number : __umulhi(number, inverse));
@@ -114,9 +133,9 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
 #pragma unroll
     for (int slot = 0; slot < 2; ++slot) {
       const std::int32_t shift = job.folded ? 2 * slice + slot : slice,
-                         behind = job.folded ? channel : channel + slot * kSlotChannels;
+                         behind = job.folded ? channel : channel + slot * slot_channels();
       const std::uint32_t groups = job.shift_groups[shift];
-      const std::int32_t left = job.ic - behind - lane % 4 * kEach;
+      const std::int32_t left = job.ic - behind - lane_channel();
       const std::int32_t taps = behind * channel_step + step.weight + job.shift_weight[shift];
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kGroups; ++i) {
@@ -142,7 +161,7 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     constexpr std::int32_t kMost = kSize == 2 ? 4 : 8, kTogether = Tile::kGroups < kMost ? kMost / Tile::kGroups : 1;
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, own_steps = set_steps();
     const std::int32_t count = job.chunks * own_steps * std::int32_t(job.slices.value);
-    const std::int32_t channel = group * job.ic + lane % 4 * (kSize == 2 ? 2 : 1);
+    const std::int32_t channel = group * job.ic + lane_channel();
     const Value* const from = w + channel * job.w_ic;
     const std::uint32_t inverse = own_steps > 1 ? ~0u / std::uint32_t(own_steps) + 1 : 0;
     for (std::int32_t first = std::int32_t(threadIdx.x) / 32; first < count; first += kTogether * Tile::kWarps) {

@@ -18,7 +18,7 @@ from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 # Capability of the first devices with asynchronous copies and bfloat16 products.
 _LEAST_CAPABILITY = 80  # times ten
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
-_VECTORS = 4  # of 16 bytes, which these are; some tiles take more
+_VECTORS, _VECTOR_BYTES = 4, 16  # these are as many vectors; some tiles take more
 _LEAST_CPU_CHANNELS = 4  # fewer leave most of a vector empty
 
 
@@ -87,10 +87,12 @@ _PHASES = (
     _Rates(4.25, 0.607, 0.0, 7.14e-3, 0.0, 1.24e-4, 1.24e-4, 0.0, 0.0, 3.36e-3),
 )
 # What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
-# their loads, and in TF32 those of 48 (the first seed takes 451 us with them, 408 with 64). They are preferred only where they
-# lead by more than chance, which in full float32 is more.
+# their loads; and results of which a tile holds some channels alone, where these are neighbours in memory: they are stored one by
+# one, and each lies in a sector with others'. They are preferred only where they lead by more than chance, which in full float32
+# is more.
 _FILLED, _CAUTION, _EXACT_CAUTION = 3.0, 1.15, 1.4
-_SLOW_ROWS = ({16: 1.25, 48: 1.12}, {16: 1.25}, {16: 1.25})  # TF32, 16-bit values, full float32
+_SLOW_ROWS = {16: 1.25}
+_PARTS_OF_PIXELS = 1.7
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
@@ -258,7 +260,11 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
     each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * rates.input + outputs * rates.output
     weights = max(1.0, blocks / multiprocessors) * steps * rows * rates.packing
     time = rates.call + weights + max(1.0, tiles / multiprocessors) * each
-    return time * (_EXACT_CAUTION if exact else _CAUTION) * _SLOW_ROWS[kind].get(rows, 1.0)
+    vector = _VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
+    channels = problem.out_channels_per_group
+    if problem.y_strides[1] == 1 and channels * len(phases) > rows and channels % vector != 0:
+        time *= _PARTS_OF_PIXELS
+    return time * (_EXACT_CAUTION if exact else _CAUTION) * _SLOW_ROWS.get(rows, 1.0)
 
 
 @lru_cache(maxsize=4096)
