@@ -163,6 +163,9 @@ void general(const Launch& launch, const Problem& p, const DepthwiseOperands& op
                 static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
 }
 
+// Whether choice 0 is that of whole vectors of channels, with choice 1 for operands that are not aligned.
+bool lasts(const Problem& p) { return p.op == Operator::kConvTranspose && !depthwise_rows_fits(p) && depthwise_last_vectors(p); }
+
 // Whether the general kernels have lanes along channels.
 bool along_channels(const Problem& p) { return (p.op == Operator::kConv ? p.x.c : p.y.c) == 1; }
 
@@ -204,13 +207,15 @@ bool depthwise_fits(const Problem& p, int config) {
   const Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return config == 1 || depthwise_weight_special(q);
   if (p.op == Operator::kConv) return config == 1 || depthwise_input_special(q);
-  return config == 1 ? depthwise_threads(general_job(q), q.batch) <= kDepthwiseMost : depthwise_rows_fits(q);
+  if (config == 0 && depthwise_rows_fits(q)) return true;
+  return (config == 1 || lasts(q)) && depthwise_threads(general_job(q), q.batch) <= kDepthwiseMost;
 }
 
 std::int64_t depthwise_workspace_bytes(const Problem& p, int config) {
   if (p.batch == 0) return 0;
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight_bytes(depthwise_plane(p), config == 0);
-  return config == 1 && along_channels(p) ? depthwise_packed_bytes(p) : 0;
+  const bool packs = config == 1 ? along_channels(p) : lasts(depthwise_plane(p));
+  return packs ? depthwise_packed_bytes(p) : 0;
 }
 
 void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, int config) {
@@ -219,6 +224,10 @@ void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& 
   const DeviceScope scope(launch.device);
   Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight(launch, q, operands, config == 0);
+  if (config == 0 && lasts(q)) {
+    if (depthwise_last(launch, q, operands)) return;
+    config = 1;
+  }
   DepthwiseOperands taken = operands;
   if (config == 1 && along_channels(q)) {
     q = depthwise_pack(launch, q, operands.w, operands.workspace);

@@ -159,6 +159,10 @@ Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, vo
 // What walks down whole aligned rows; false where a problem or its operands are none of these.
 bool depthwise_walk(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 bool depthwise_walk_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+// What owns vectors of channels, whether these are whole, and their kernels; false where an address is not aligned. The workspace
+// has depthwise_packed_bytes().
+bool depthwise_last_vectors(const Problem& p);
+bool depthwise_last(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);

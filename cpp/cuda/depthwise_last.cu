@@ -1,0 +1,376 @@
+// The depthwise method, the transposed convolution of channels_last tensors. A block owns a group of channels, a few columns and
+// a part of the steps down them, and stages the taps of its channels once; a thread keeps its own in registers, and reads a row
+// of x at a time:
+//   known: kernels and strides of a list, all phases of a unit a step, so that x is read by one thread for all of them;
+//   phases: any others with few taps in each phase, of which a block owns one of the H axis;
+//   loops: everything else, taps read one after the other from a packed copy.
+#include "depthwise_last.cuh"
+
+namespace upfold::cuda {
+
+// The taps of a block's channels, as staged[(row * kernel_w + kw) * pitch + channel]: rows first, first + step, ... of the
+// kernel, zero behind its end. Neighbouring threads read neighbouring taps.
+UPFOLD_DEVICE std::int32_t staged_pitch(const DepthwiseLastJob& job) { return std::int32_t(job.lanes.value) * kLanes + kLanes; }
+template <int kRows, typename Value>
+UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thread, const Value* __restrict__ w,
+                              std::int32_t first, std::int32_t step, float* staged) {
+  const DepthwiseStrides& s = job.problem.w;
+  const std::int32_t begin = thread.group * std::int32_t(job.lanes.value) * kLanes, pitch = staged_pitch(job);
+#pragma unroll 4
+  for (std::uint32_t i = threadIdx.x; i < job.staged; i += blockDim.x) {
+    std::uint32_t rest = i;
+    const std::int32_t kw = std::int32_t(take(job.kernel_w, rest)), row = std::int32_t(rest) % kRows,
+                       c = std::int32_t(rest) / kRows;
+    const std::int32_t kh = first + row * step;
+    const bool there = kh < job.problem.axis[1].kernel && begin + c < job.vectors * kLanes;
+    staged[(row * std::int32_t(job.kernel_w.value) + kw) * pitch + c] =
+        there ? widen(w[(begin + c) * s.n + kh * s.axis[1] + kw * s.axis[2]]) : 0.0f;
+  }
+}
+
+template <typename Value, int kColumns>
+UPFOLD_DEVICE void load_lanes(LaneVector<Value> (&row)[kColumns], const Value* __restrict__ from, bool there,
+                              const bool (&reads)[kColumns], const std::int32_t (&columns)[kColumns]) {
+#pragma unroll
+  for (int m = 0; m < kColumns; ++m) row[m].load(from + columns[m], there && reads[m]);
+}
+
+template <typename Type, int kSh, int kKh, int kS, int kK, bool kPhase>
+struct LastForward {
+  using Value = Type;
+  using Walk = LastWalk<kSh, kKh, kS, kK, kPhase>;
+  static constexpr bool kIsPhase = kPhase;
+  static constexpr int kTapRows = kKh, kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
+  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kMh <= 2 ? 2 : 1;  // rows that are under way
+  float taps[kKh][kK][kLanes], shift[kLanes];
+
+  // Rows of the kernel as they are staged, in strides of a column from the first tap.
+  __device__ __forceinline__ void read_taps(const DepthwiseLastJob& job, const LastThread& thread, std::int32_t first,
+                                            const float* staged) {
+    const std::int32_t pitch = staged_pitch(job), step = kPhase ? job.problem.axis[2].tap_step : 1;
+    const std::int32_t kernel = std::int32_t(job.kernel_w.value);
+#pragma unroll
+    for (int i = 0; i < kKh * kK; ++i) {
+      const std::int32_t kw = first + i % kK * step;
+      const float4 four = kPhase && kw >= kernel
+                              ? float4{}
+                              : *reinterpret_cast<const float4*>(staged + (i / kK * kernel + kw) * pitch + thread.lane * kLanes);
+      float(&to)[kLanes] = taps[i / kK][i % kK];
+      to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    }
+  }
+
+  // Output (ph, p) of a unit, for which rows[first - mh] (modulo kMh) is row number mh before the unit's.
+  __device__ __forceinline__ void finish(const DepthwiseLastJob& job, const float (&rows)[kMh][kM][kLanes], int first,
+                                         std::int32_t count, int ph, int p, float (&sums)[kLanes]) const {
+#pragma unroll
+    for (int c = 0; c < kLanes; ++c) sums[c] = shift[c];
+#pragma unroll
+    for (int mh = 0; mh < kMh; ++mh) {
+      if (kPhase && mh >= count) continue;
+#pragma unroll
+      for (int i = 0; i < kM * kLanes; ++i) {
+        const int m = i / kLanes, c = i % kLanes;
+        if (!Walk::reaches(ph, mh, p, m)) continue;
+        add_product(sums[c], rows[(first + kMh - mh) % kMh][m][c], taps[ph + mh * kSh][p + m * kS][c]);
+      }
+    }
+    if (job.problem.activation != Activation::kRelu) return;
+#pragma unroll
+    for (int c = 0; c < kLanes; ++c) sums[c] = sums[c] < 0.0f ? 0.0f : sums[c];  // a NaN stays
+  }
+
+  __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk,
+                                      const Value* __restrict__ x, Value* __restrict__ y) const {
+    const DepthwiseJob& p = job.problem;
+    const std::int32_t step_x = p.x.axis[1];
+    std::int32_t columns[kM], ih = walk.ih - kLast, oh = walk.oh;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) columns[m] = Walk::column_offset(job, m);
+    const Value* from = x + (walk.offset_in_x(job, thread) - kLast * step_x);
+    Value* to = y + walk.offset_in_y(job, thread);
+    float rows[kMh][kM][kLanes];
+    LaneVector<Value> above[kLast > 0 ? kLast : 1][kM], next[kAhead][kM];
+#pragma unroll
+    for (int i = 0; i < kLast + kAhead; ++i, ++ih, from += step_x) {
+      load_lanes(i < kLast ? above[i < kLast ? i : 0] : next[i < kLast ? 0 : i - kLast], from, inside(ih, walk.in_end),
+                 walk.reads, columns);
+    }
+#pragma unroll
+    for (int i = 0; i < kLast * kM; ++i) above[i / kM][i % kM].widen(rows[i / kM][i % kM]);
+#pragma unroll 1
+    for (std::uint32_t step = 0; step < walk.steps; step += kUnroll) {
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (i > 0 && step + i >= walk.steps) return;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) next[i % kAhead][m].widen(rows[(i + kLast) % kMh][m]);
+        load_lanes(next[i % kAhead], from, inside(ih, walk.in_end), walk.reads, columns);
+#pragma unroll
+        for (int j = 0; j < kSh * kS; ++j) {
+          float sums[kLanes];
+          finish(job, rows, i + kLast, walk.count, j / kS, j % kS, sums);
+          const bool there = kPhase || (walk.writes[j % kS] && inside(oh + j / kS, p.axis[1].out_count));
+          if (there) store_results(to + (j / kS * p.y.axis[1] + j % kS * p.y.axis[2]), sums);
+        }
+        ++ih, from += step_x, oh += p.axis[1].stride, to += p.axis[1].stride * p.y.axis[1];
+      }
+    }
+  }
+};
+
+template <typename Forward, int kBlocks>
+__global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
+    depthwise_last_kernel(const DepthwiseLastJob job, const typename Forward::Value* __restrict__ x,
+                          const typename Forward::Value* __restrict__ w, const typename Forward::Value* __restrict__ bias,
+                          typename Forward::Value* __restrict__ y) {
+  extern __shared__ uint4 memory[];
+  float* const staged = reinterpret_cast<float*>(memory);
+  constexpr bool kPhase = Forward::kIsPhase;
+  const LastThread thread = last_thread(job);
+  const AxisTaps<std::int32_t>& h = job.problem.axis[1];
+  const std::int32_t first = kPhase ? taps_of_output(h, thread.phase).first_tap : 0;
+  stage_taps<Forward::kTapRows>(job, thread, w, first, kPhase ? h.tap_step : 1, staged);
+  Forward forward;
+#pragma unroll
+  for (int c = 0; c < kLanes; ++c) {
+    forward.shift[c] = bias == nullptr || thread.vector >= job.vectors ? 0.0f : widen(bias[thread.channel + c]);
+  }
+  __syncthreads();  // the taps are staged
+  if (!thread.live) return;
+  if (!kPhase) forward.read_taps(job, thread, 0, staged);
+#pragma unroll 1
+  for (std::uint32_t at = thread.begin; at < thread.end;) {
+    typename Forward::Walk walk;
+    walk.begin(job, thread, at);
+    if (kPhase) forward.read_taps(job, thread, walk.first_tap, staged);
+    forward.run(job, thread, walk, x, y);
+    at += walk.taken;
+  }
+}
+
+// kRows outputs of one phase, one above the other, of a thread. Its channels are `channels` of the job; w is packed.
+template <typename Value, int kRows>
+__global__ void __launch_bounds__(kDepthwiseThreads)
+    depthwise_last_loop_kernel(const DepthwiseJob job, const Value* __restrict__ x, const Value* __restrict__ w,
+                               const Value* __restrict__ bias, Value* __restrict__ y) {
+  const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
+  if (number >= job.threads) return;
+  const DepthwisePlace at = depthwise_place(job, number);
+  const AxisTaps<std::int32_t>&d = job.axis[0], &h = job.axis[1], &v = job.axis[2];
+  const std::int32_t oh0 = at.phase + at.tile * kRows * h.stride, channel = at.channel * kLanes;
+  const TapRun<std::int32_t> run_h = taps_of_output(h, oh0), run_w = taps_of_output(v, at.column);
+  const Value* const source = x + (at.sample * job.x.n + channel);
+  float sums[kRows * kLanes] = {};
+  DepthTaps depth = depth_taps(job, at.depth);
+  for (; depth.tap < d.kernel; depth.tap += d.tap_step, depth.source -= d.in_step) {
+    if (!inside(depth.source, d.in_end)) continue;
+    std::int32_t ih = run_h.first_in;
+    for (std::int32_t kh = run_h.first_tap; kh < h.kernel; kh += h.tap_step, ih -= h.in_step) {
+      std::int32_t iw = run_w.first_in;
+      for (std::int32_t kw = run_w.first_tap; kw < v.kernel; kw += v.tap_step, iw -= v.in_step) {
+        if (!inside(iw, v.in_end)) continue;
+        LaneVector<Value> tap, rows[kRows];
+        tap.load(w + (channel + depth.tap * job.w.axis[0] + kh * job.w.axis[1] + kw * job.w.axis[2]), true);
+        const Value* const from = source + (depth.source * job.x.axis[0] + ih * job.x.axis[1] + iw * job.x.axis[2]);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) rows[r].load(from + r * job.x.axis[1], inside(ih + r, h.in_end));
+        float weights[kLanes];
+        tap.widen(weights);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float values[kLanes];
+          rows[r].widen(values);
+          if (!inside(ih + r, h.in_end)) continue;
+#pragma unroll
+          for (int c = 0; c < kLanes; ++c) add_product(sums[r * kLanes + c], values[c], weights[c]);
+        }
+      }
+    }
+  }
+  Value* const to = y + (at.sample * job.y.n + channel + at.depth * job.y.axis[0] + at.column * job.y.axis[2]);
+#pragma unroll
+  for (int c = 0; c < kLanes && bias != nullptr; ++c) {
+    const float shift = widen(bias[channel + c]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r * kLanes + c] += shift;
+  }
+  finish_all(job, 0.0f, sums);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float results[kLanes];
+#pragma unroll
+    for (int c = 0; c < kLanes; ++c) results[c] = sums[r * kLanes + c];
+    const std::int32_t oh = oh0 + r * h.stride;
+    if (oh < h.out_count) store_results(to + oh * job.y.axis[1], results);
+  }
+}
+
+// kSh, kKh, kS, kK, and blocks that a multiprocessor is to hold
+#define UPFOLD_KNOWN(DO, Value) DO(Value, 2, 4, 2, 4, false, 2) DO(Value, 2, 2, 2, 2, false, 4) DO(Value, 2, 3, 2, 3, false, 2)
+// The taps of a phase in their places.
+#define UPFOLD_PHASES(DO, Value) \
+  DO(Value, 1, 1, 1, 1, true, 4) \
+  DO(Value, 1, 1, 1, 2, true, 4) \
+  DO(Value, 1, 2, 1, 2, true, 3) \
+  DO(Value, 1, 3, 1, 3, true, 2)
+#define UPFOLD_ARGUMENTS(Value, Job) (const Job, const Value*, const Value*, const Value*, Value*);
+#define UPFOLD_MAKE_WALK(Value, kSh, kKh, kS, kK, kPhase, kBlocks)                                                        \
+  template __global__ void depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks> UPFOLD_ARGUMENTS( \
+      Value, DepthwiseLastJob)
+#define UPFOLD_MAKE(dtype, Value)                                                                                       \
+  UPFOLD_KNOWN(UPFOLD_MAKE_WALK, Value)                                                                                 \
+  UPFOLD_PHASES(UPFOLD_MAKE_WALK, Value)                                                                                \
+  template __global__ void depthwise_last_loop_kernel<Value, 2>                                                         \
+  UPFOLD_ARGUMENTS(Value, DepthwiseJob) template __global__ void depthwise_last_loop_kernel<Value, 8> UPFOLD_ARGUMENTS( \
+      Value, DepthwiseJob)
+UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <cstdlib>
+#include "api.h"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+// Whether every vector of a tensor's channels begins at a multiple of its size.
+bool whole_lanes(const Strides& s, std::int64_t channels) { return s.c == 1 && (s.n | s.d | s.h | s.w | channels) % kLanes == 0; }
+
+bool is_known(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
+  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
+         dense_taps(axis_h(p)) && dense_taps(axis_w(p));
+}
+
+}  // namespace
+
+bool depthwise_last_vectors(const Problem& p) {
+  return p.in_channels == p.out_channels && whole_lanes(p.x, p.in_channels) && whole_lanes(p.y, p.out_channels);
+}
+
+bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands) {
+  const auto addresses = reinterpret_cast<std::uintptr_t>(operands.x) | reinterpret_cast<std::uintptr_t>(operands.y);
+  return addresses % std::uintptr_t(kLanes * element_bytes(p.dtype)) == 0;
+}
+
+LastTaps depthwise_last_taps(const Problem& p) {
+  const AxisTaps<std::int32_t> h = axis_taps(axis_h(p)), v = axis_taps(axis_w(p));
+  const std::int64_t of_h = ceil_div(h.kernel, h.tap_step), of_w = ceil_div(v.kernel, v.tap_step);
+  if (h.in_step != 1 || of_h > 3 || of_w > 3) return {};
+  if (of_h == 1 && of_w < 3) return {1, int(of_w)};
+  const int both = int(std::max(of_h, of_w));
+  return {both, both};
+}
+
+DepthwiseLastJob depthwise_last_job(const Problem& p, bool known, std::int64_t staged_rows, std::int64_t blocks, bool whole) {
+  DepthwiseLastJob job{};
+  job.problem = depthwise_job(p);
+  const std::int64_t vectors = p.out_channels / kLanes, staged_taps = staged_rows * p.kernel_w;
+  std::int64_t lanes = std::min<std::int64_t>(64, vectors);
+  if (staged_taps > 0) lanes = std::min(lanes, kMostStaged / (staged_taps * kLanes));
+  if (whole) lanes = std::min(lanes, kDepthwiseThreads / p.stride_w);
+  if (lanes == 0) return job;
+  const std::int64_t groups = ceil_div(vectors, lanes);
+  lanes = ceil_div(vectors, groups);
+  job.first_row = std::int32_t(p.pad_h / p.stride_h), job.first_column = std::int32_t(p.pad_w / p.stride_w);
+  const std::int64_t unit_rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
+  const std::int64_t unit_columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
+  const std::int64_t columns = known ? unit_columns : p.out_w, rows = known ? unit_rows : ceil_div(p.out_h, p.stride_h);
+  const std::int64_t phases = known ? 1 : std::min(p.stride_h, p.out_h), least = whole ? p.stride_w : 1;
+  const std::int64_t most = kDepthwiseThreads / lanes / least * least, column_blocks = ceil_div(columns, most);
+  const std::int64_t slots = ceil_div(ceil_div(columns, column_blocks), least) * least;
+  const std::int64_t steps = rows * column_blocks * p.out_d * p.batch;
+  job.groups = make_divisor(groups), job.phases = make_divisor(phases), job.rows = make_divisor(rows);
+  job.column_blocks = make_divisor(column_blocks), job.depth = make_divisor(p.out_d);
+  job.lanes = make_divisor(lanes), job.kernel_w = make_divisor(p.kernel_w);
+  job.slots = std::int32_t(slots), job.columns = std::int32_t(columns), job.vectors = std::int32_t(vectors);
+  job.staged = std::uint32_t(staged_taps * lanes * kLanes), job.steps = std::uint32_t(steps);
+  const std::int64_t wanted = std::max<std::int64_t>(1, blocks / (groups * phases));
+  const std::int64_t length = std::max(ceil_div(steps, wanted), std::min(rows, kFewestSteps));
+  job.length = std::uint32_t(length), job.parts = std::uint32_t(ceil_div(steps, length));
+  return job;
+}
+
+namespace {
+
+template <typename Value>
+using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, const Value*, Value*);
+
+// A kernel, blocks of it that a multiprocessor holds, and the rows of the kernel that it stages.
+template <typename Value>
+struct Found {
+  LastKernel<Value> kernel;
+  int blocks, rows;
+  bool known;
+};
+
+template <typename Value>
+Found<Value> kernel_of(const Problem& p) {
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhase, kBlocks) \
+  if (is_known(p, kSh, kKh, kS, kK))                           \
+    return {depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks>, kBlocks, kKh, true};
+  UPFOLD_KNOWN(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+  const LastTaps taps = depthwise_last_taps(p);
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhase, kBlocks) \
+  if (taps.h == kKh && taps.w == kK)                           \
+    return {depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks>, kBlocks, kKh, false};
+  UPFOLD_PHASES(UPFOLD_CHOOSE, Value)
+#undef UPFOLD_CHOOSE
+  return {};
+}
+
+double tune(const char* name, double otherwise) {
+  const char* found = std::getenv(name);
+  return found ? std::atof(found) : otherwise;
+}
+
+template <typename Value>
+bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
+  if (p.activation != Activation::kNone && p.activation != Activation::kRelu) return false;
+  if (p.kernel_d != 1 || p.stride_d != 1) return false;
+  const Found<Value> found = kernel_of<Value>(p);
+  if (found.kernel == nullptr) return false;
+  const DepthwiseLastJob job =
+      depthwise_last_job(p, found.known, found.rows, std::int64_t(tune("LAST_WAVES", 4) * 132 * found.blocks), false);
+  if (job.parts == 0) return false;
+  const unsigned threads = unsigned(ceil_div(job.lanes.value * job.slots, 32) * 32);
+  const int bytes = int(found.rows * p.kernel_w * (job.lanes.value + 1) * kLanes * 4);
+  launch_grid("depthwise", found.kernel, launch, Grid{job.groups.value * job.phases.value * job.parts, threads, bytes}, job,
+              static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
+              static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
+  return true;
+}
+
+template <typename Value>
+void loop(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
+  const Problem q = depthwise_pack(launch, p, operands.w, operands.workspace);
+  DepthwiseJob job = depthwise_job(q);
+  job.lanes_are_channels = true, job.channels = make_divisor(p.out_channels / kLanes);
+  job.columns = make_divisor(p.out_w), job.phases = make_divisor(std::min(p.stride_h, p.out_h));
+  job.depth = make_divisor(p.out_d);
+  const std::int64_t rows = ceil_div(p.out_h, p.stride_h);
+  const bool few = depthwise_threads(job, p.batch) * ceil_div(rows, 8) < kWalkThreads;
+  job.tiles = make_divisor(ceil_div(rows, few ? 2 : 8));
+  job.threads = std::uint32_t(depthwise_threads(job, p.batch));
+  launch_kernel("depthwise", few ? depthwise_last_loop_kernel<Value, 2> : depthwise_last_loop_kernel<Value, 8>, launch,
+                unsigned(ceil_div(job.threads, kDepthwiseThreads)), kDepthwiseThreads, job, static_cast<const Value*>(operands.x),
+                static_cast<const Value*>(operands.workspace), static_cast<const Value*>(operands.bias),
+                static_cast<Value*>(operands.y));
+}
+
+}  // namespace
+
+bool depthwise_last(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
+  if (!depthwise_last_vectors(p) || !depthwise_last_aligned(p, operands)) return false;
+#define UPFOLD_RUN(dtype_name, Value) \
+  if (p.dtype == Dtype::dtype_name && !walk<Value>(launch, p, operands)) loop<Value>(launch, p, operands);
+  UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
+#undef UPFOLD_RUN
+  return true;
+}
+
+}  // namespace upfold::cuda
+#endif

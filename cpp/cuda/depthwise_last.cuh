@@ -1,0 +1,140 @@
+// What the depthwise kernels of channels_last tensors share. A lane owns kLanes neighbouring channels, and a thread walks down a
+// column of units as in depthwise_walk.cuh: of the outputs of one unit of both axes, where kernels and strides are known when
+// compiling; or of the outputs of one phase of both axes, whose taps are those of a convolution of stride 1. Lanes of a warp have
+// neighbouring channels and then neighbouring columns, so that every access is of whole sectors.
+#pragma once
+
+#include "depthwise_walk.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kLanes =
+    4;  // channels of a thread: 16 bytes of float32, and 8 of 16 bits, whose taps would else fill the registers
+
+struct DepthwiseLastJob {
+  DepthwiseJob problem;
+  // A block's number, fastest first: group of channels, phase of the H axis, part of the steps. A step's, fastest first: row (of
+  // units or of a phase), block of columns, depth, sample. A thread's: lane, slot (column of the block).
+  Divisor groups, phases, rows, column_blocks, depth, lanes, kernel_w;
+  std::int32_t slots, columns, vectors;  // columns of a block; of all; lanes of all channels
+  std::int32_t first_row, first_column;  // units of row 0 and column 0
+  std::uint32_t staged, steps, length;   // taps that a block stages, for all its channels; of all; of a part
+  std::uint32_t parts;
+};
+
+// Channels of a thread as they lie in memory.
+template <typename Value>
+struct LaneVector {
+  static constexpr int kWords = kLanes * int(sizeof(Value)) / 4;
+  std::uint32_t words[kWords];
+
+  __device__ __forceinline__ void load(const Value* __restrict__ from, bool there) {
+    if constexpr (kWords == 4) {
+      const uint4 found = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
+      words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
+    } else {
+      const uint2 found = there ? *reinterpret_cast<const uint2*>(from) : uint2{};
+      words[0] = found.x, words[1] = found.y;
+    }
+  }
+  __device__ __forceinline__ void widen(float (&to)[kLanes]) const {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) Bits<Value>::widen_word(words[i], to + i * (4 / int(sizeof(Value))));
+  }
+};
+
+struct LastThread {
+  std::int32_t group, phase, lane, slot, vector, channel;  // the vector is that of all channels, the channel its first
+  std::uint32_t begin, end, part;                          // steps
+  bool live;
+};
+
+UPFOLD_DEVICE LastThread last_thread(const DepthwiseLastJob& job) {
+  LastThread t;
+  std::uint32_t rest = blockIdx.x, slot = threadIdx.x;
+  t.group = std::int32_t(take(job.groups, rest)), t.phase = std::int32_t(take(job.phases, rest));
+  t.lane = std::int32_t(take(job.lanes, slot)), t.slot = std::int32_t(slot);
+  t.vector = t.group * std::int32_t(job.lanes.value) + t.lane, t.channel = t.vector * kLanes;
+  t.part = rest, t.begin = rest * job.length;
+  t.end = job.steps - t.begin < job.length ? job.steps : t.begin + job.length;
+  t.live = t.vector < job.vectors && t.slot < job.slots;
+  return t;
+}
+
+// Taps of one phase.
+UPFOLD_DEVICE std::int32_t count_of(const AxisTaps<std::int32_t>& a, const TapRun<std::int32_t>& run) {
+  return run.first_tap < a.kernel ? (a.kernel - 1 - run.first_tap) / a.tap_step + 1 : 0;
+}
+
+// A walk. kSh, kKh and kS, kK: strides and kernels of the H and W axes; or where kPhase 1, and the taps of a phase at most.
+template <int kSh, int kKh, int kS, int kK, bool kPhase>
+struct LastWalk {
+  static constexpr int kMh = (kKh + kSh - 1) / kSh, kM = (kK + kS - 1) / kS;
+  std::int32_t sample, id, od;
+  std::int32_t ih, oh, in_end, count;  // of the first step; taps of the H axis
+  std::int32_t iw, ow, first_tap;      // of the W axis
+  std::uint32_t steps, taken;          // of them are some beyond the last output
+  bool reads[kM], writes[kS];
+
+  __device__ __forceinline__ void begin(const DepthwiseLastJob& job, const LastThread& thread, std::uint32_t at) {
+    const AxisTaps<std::int32_t>&h = job.problem.axis[1], &v = job.problem.axis[2];
+    std::uint32_t rest = at;
+    const std::int32_t row = std::int32_t(take(job.rows, rest));
+    const std::int32_t column = std::int32_t(take(job.column_blocks, rest)) * job.slots + thread.slot;
+    od = std::int32_t(take(job.depth, rest)), id = od + job.problem.axis[0].pad, sample = std::int32_t(rest);
+    const std::uint32_t left = job.rows.value - std::uint32_t(row);
+    taken = thread.end - at < left ? thread.end - at : left;
+    const bool live = thread.live && column < job.columns;
+    if constexpr (kPhase) {
+      const TapRun<std::int32_t> run_h = taps_of_output(h, thread.phase), run_v = taps_of_output(v, live ? column : 0);
+      const std::int32_t taps = count_of(v, run_v);
+      count = count_of(h, run_h), ih = run_h.first_in + row, oh = thread.phase + row * h.stride;
+      iw = run_v.first_in, ow = column, first_tap = run_v.first_tap;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) reads[m] = live && m < taps && inside(iw - m * v.in_step, v.in_end);
+    } else {
+      count = kMh, first_tap = 0;
+      ih = job.first_row + row, oh = ih * kSh - h.pad, iw = job.first_column + column, ow = iw * kS - v.pad;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) reads[m] = live && inside(iw - m, v.in_end);
+    }
+#pragma unroll
+    for (int p = 0; p < kS; ++p) writes[p] = live && inside(ow + p, v.out_count);
+    const std::int32_t rows = oh < h.out_count ? (h.out_count - 1 - oh) / h.stride + 1 : 0;
+    steps = !live ? 0 : std::uint32_t(rows) < taken ? std::uint32_t(rows) : taken;
+    in_end = !inside(id, job.problem.axis[0].in_end) ? 0
+             : h.in_end < ih + std::int32_t(steps)   ? h.in_end
+                                                     : ih + std::int32_t(steps);
+  }
+  // Of column m of x, beside the first.
+  static __device__ __forceinline__ std::int32_t column_offset(const DepthwiseLastJob& job, int m) {
+    return -m * (kPhase ? job.problem.axis[2].in_step : 1) * job.problem.x.axis[2];
+  }
+  __device__ __forceinline__ std::int32_t offset_in_x(const DepthwiseLastJob& job, const LastThread& thread) const {
+    const DepthwiseStrides& s = job.problem.x;
+    return sample * s.n + thread.channel + id * s.axis[0] + ih * s.axis[1] + iw * s.axis[2];
+  }
+  __device__ __forceinline__ std::int32_t offset_in_y(const DepthwiseLastJob& job, const LastThread& thread) const {
+    const DepthwiseStrides& s = job.problem.y;
+    return sample * s.n + thread.channel + od * s.axis[0] + oh * s.axis[1] + ow * s.axis[2];
+  }
+  static __device__ __forceinline__ constexpr bool reaches(int phase, int mh, int p, int m) {
+    return phase + mh * kSh < kKh && p + m * kS < kK;
+  }
+};
+
+#ifndef __CUDACC_RTC__
+constexpr std::int64_t kLastBlocks = 264;   // which an H200 holds at once of kernels of 128 registers
+constexpr std::int64_t kMostStaged = 8192;  // floats
+
+bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands);
+// Taps of a phase at most: those of an instance on both axes, or 0 where none has as many.
+struct LastTaps {
+  int h, w;
+};
+LastTaps depthwise_last_taps(const Problem& p);
+// `known`: all phases of a unit. `staged_rows`: of the kernel, in shared memory; 0 for none. `whole`: every slot keeps its phase.
+DepthwiseLastJob depthwise_last_job(const Problem& p, bool known, std::int64_t staged_rows, std::int64_t blocks, bool whole);
+#endif
+
+}  // namespace upfold::cuda
