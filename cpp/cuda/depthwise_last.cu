@@ -8,6 +8,9 @@
 
 namespace upfold::cuda {
 
+constexpr int kLanes =
+    4;  // channels of a thread: 16 bytes of float32, and 8 of 16 bits, whose taps would else fill the registers
+
 // The taps of a block's channels, as staged[(row * kernel_w + kw) * pitch + channel]: rows first, first + step, ... of the
 // kernel, zero behind its end. Neighbouring threads read neighbouring taps.
 UPFOLD_DEVICE std::int32_t staged_pitch(const DepthwiseLastJob& job) { return std::int32_t(job.lanes.value) * kLanes + kLanes; }
@@ -26,13 +29,6 @@ UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thr
     staged[(row * std::int32_t(job.kernel_w.value) + kw) * pitch + c] =
         there ? widen(w[(begin + c) * s.n + kh * s.axis[1] + kw * s.axis[2]]) : 0.0f;
   }
-}
-
-template <typename Value, int kColumns>
-UPFOLD_DEVICE void load_lanes(LaneVector<Value> (&row)[kColumns], const Value* __restrict__ from, bool there,
-                              const bool (&reads)[kColumns], const std::int32_t (&columns)[kColumns]) {
-#pragma unroll
-  for (int m = 0; m < kColumns; ++m) row[m].load(from + columns[m], there && reads[m]);
 }
 
 template <typename Type, int kSh, int kKh, int kS, int kK, bool kPhase>
@@ -90,7 +86,7 @@ struct LastForward {
     const Value* from = x + (walk.offset_in_x(job, thread) - kLast * step_x);
     Value* to = y + walk.offset_in_y(job, thread);
     float rows[kMh][kM][kLanes];
-    LaneVector<Value> above[kLast > 0 ? kLast : 1][kM], next[kAhead][kM];
+    LaneVector<Value, kLanes> above[kLast > 0 ? kLast : 1][kM], next[kAhead][kM];
 #pragma unroll
     for (int i = 0; i < kLast + kAhead; ++i, ++ih, from += step_x) {
       load_lanes(i < kLast ? above[i < kLast ? i : 0] : next[i < kLast ? 0 : i - kLast], from, inside(ih, walk.in_end),
@@ -127,7 +123,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
   extern __shared__ uint4 memory[];
   float* const staged = reinterpret_cast<float*>(memory);
   constexpr bool kPhase = Forward::kIsPhase;
-  const LastThread thread = last_thread(job);
+  const LastThread thread = last_thread<kLanes>(job);
   const AxisTaps<std::int32_t>& h = job.problem.axis[1];
   const std::int32_t first = kPhase ? taps_of_output(h, thread.phase).first_tap : 0;
   stage_taps<Forward::kTapRows>(job, thread, w, first, kPhase ? h.tap_step : 1, staged);
@@ -170,7 +166,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
       std::int32_t iw = run_w.first_in;
       for (std::int32_t kw = run_w.first_tap; kw < v.kernel; kw += v.tap_step, iw -= v.in_step) {
         if (!inside(iw, v.in_end)) continue;
-        LaneVector<Value> tap, rows[kRows];
+        LaneVector<Value, kLanes> tap, rows[kRows];
         tap.load(w + (channel + depth.tap * job.w.axis[0] + kh * job.w.axis[1] + kw * job.w.axis[2]), true);
         const Value* const from = source + (depth.source * job.x.axis[0] + ih * job.x.axis[1] + iw * job.x.axis[2]);
 #pragma unroll
@@ -239,11 +235,6 @@ namespace {
 // Whether every vector of a tensor's channels begins at a multiple of its size.
 bool whole_lanes(const Strides& s, std::int64_t channels) { return s.c == 1 && (s.n | s.d | s.h | s.w | channels) % kLanes == 0; }
 
-bool is_known(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
-         dense_taps(axis_h(p)) && dense_taps(axis_w(p));
-}
-
 }  // namespace
 
 bool depthwise_last_vectors(const Problem& p) {
@@ -264,21 +255,22 @@ LastTaps depthwise_last_taps(const Problem& p) {
   return {both, both};
 }
 
-DepthwiseLastJob depthwise_last_job(const Problem& p, bool known, std::int64_t staged_rows, std::int64_t blocks, bool whole) {
+DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
   DepthwiseLastJob job{};
   job.problem = depthwise_job(p);
-  const std::int64_t vectors = p.out_channels / kLanes, staged_taps = staged_rows * p.kernel_w;
+  const std::int64_t vectors = p.out_channels / shape.channels, staged_taps = shape.staged_rows * p.kernel_w;
   std::int64_t lanes = std::min<std::int64_t>(64, vectors);
-  if (staged_taps > 0) lanes = std::min(lanes, kMostStaged / (staged_taps * kLanes));
-  if (whole) lanes = std::min(lanes, kDepthwiseThreads / p.stride_w);
+  if (staged_taps > 0) lanes = std::min(lanes, kMostStaged / (staged_taps * shape.channels));
+  if (shape.whole) lanes = std::min(lanes, kDepthwiseThreads / p.stride_w);
   if (lanes == 0) return job;
   const std::int64_t groups = ceil_div(vectors, lanes);
   lanes = ceil_div(vectors, groups);
   job.first_row = std::int32_t(p.pad_h / p.stride_h), job.first_column = std::int32_t(p.pad_w / p.stride_w);
   const std::int64_t unit_rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
   const std::int64_t unit_columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
-  const std::int64_t columns = known ? unit_columns : p.out_w, rows = known ? unit_rows : ceil_div(p.out_h, p.stride_h);
-  const std::int64_t phases = known ? 1 : std::min(p.stride_h, p.out_h), least = whole ? p.stride_w : 1;
+  const std::int64_t columns = shape.known ? unit_columns : p.out_w,
+                     rows = shape.known ? unit_rows : ceil_div(p.out_h, p.stride_h);
+  const std::int64_t phases = shape.known ? 1 : std::min(p.stride_h, p.out_h), least = shape.whole ? p.stride_w : 1;
   const std::int64_t most = kDepthwiseThreads / lanes / least * least, column_blocks = ceil_div(columns, most);
   const std::int64_t slots = ceil_div(ceil_div(columns, column_blocks), least) * least;
   const std::int64_t steps = rows * column_blocks * p.out_d * p.batch;
@@ -286,8 +278,8 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, bool known, std::int64_t s
   job.column_blocks = make_divisor(column_blocks), job.depth = make_divisor(p.out_d);
   job.lanes = make_divisor(lanes), job.kernel_w = make_divisor(p.kernel_w);
   job.slots = std::int32_t(slots), job.columns = std::int32_t(columns), job.vectors = std::int32_t(vectors);
-  job.staged = std::uint32_t(staged_taps * lanes * kLanes), job.steps = std::uint32_t(steps);
-  const std::int64_t wanted = std::max<std::int64_t>(1, blocks / (groups * phases));
+  job.staged = std::uint32_t(staged_taps * lanes * shape.channels), job.steps = std::uint32_t(steps);
+  const std::int64_t wanted = std::max<std::int64_t>(1, shape.blocks / (groups * phases));
   const std::int64_t length = std::max(ceil_div(steps, wanted), std::min(rows, kFewestSteps));
   job.length = std::uint32_t(length), job.parts = std::uint32_t(ceil_div(steps, length));
   return job;
@@ -309,7 +301,7 @@ struct Found {
 template <typename Value>
 Found<Value> kernel_of(const Problem& p) {
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhase, kBlocks) \
-  if (is_known(p, kSh, kKh, kS, kK))                           \
+  if (last_is(p, kSh, kKh, kS, kK))                            \
     return {depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks>, kBlocks, kKh, true};
   UPFOLD_KNOWN(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
@@ -333,12 +325,12 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
   if (p.kernel_d != 1 || p.stride_d != 1) return false;
   const Found<Value> found = kernel_of<Value>(p);
   if (found.kernel == nullptr) return false;
-  const DepthwiseLastJob job =
-      depthwise_last_job(p, found.known, found.rows, std::int64_t(tune("LAST_WAVES", 4) * 132 * found.blocks), false);
+  const LastShape shape{found.known, false, kLanes, found.rows,
+                        std::int64_t(tune("LAST_WAVES", 4) * kMultiprocessors * found.blocks)};
+  const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
-  const unsigned threads = unsigned(ceil_div(job.lanes.value * job.slots, 32) * 32);
   const int bytes = int(found.rows * p.kernel_w * (job.lanes.value + 1) * kLanes * 4);
-  launch_grid("depthwise", found.kernel, launch, Grid{job.groups.value * job.phases.value * job.parts, threads, bytes}, job,
+  launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), bytes}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
               static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
   return true;

@@ -1,4 +1,4 @@
-// What the depthwise kernels of channels_last tensors share. A lane owns kLanes neighbouring channels, and a thread walks down a
+// What the depthwise kernels of channels_last tensors share. A lane owns kC neighbouring channels, and a thread walks down a
 // column of units as in depthwise_walk.cuh: of the outputs of one unit of both axes, where kernels and strides are known when
 // compiling; or of the outputs of one phase of both axes, whose taps are those of a convolution of stride 1. Lanes of a warp have
 // neighbouring channels and then neighbouring columns, so that every access is of whole sectors.
@@ -7,9 +7,6 @@
 #include "depthwise_walk.cuh"
 
 namespace upfold::cuda {
-
-constexpr int kLanes =
-    4;  // channels of a thread: 16 bytes of float32, and 8 of 16 bits, whose taps would else fill the registers
 
 struct DepthwiseLastJob {
   DepthwiseJob problem;
@@ -23,21 +20,23 @@ struct DepthwiseLastJob {
 };
 
 // Channels of a thread as they lie in memory.
-template <typename Value>
+template <typename Value, int kC>
 struct LaneVector {
-  static constexpr int kWords = kLanes * int(sizeof(Value)) / 4;
+  static constexpr int kWords = kC * int(sizeof(Value)) / 4;
   std::uint32_t words[kWords];
 
   __device__ __forceinline__ void load(const Value* __restrict__ from, bool there) {
     if constexpr (kWords == 4) {
       const uint4 found = there ? *reinterpret_cast<const uint4*>(from) : uint4{};
       words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
-    } else {
+    } else if constexpr (kWords == 2) {
       const uint2 found = there ? *reinterpret_cast<const uint2*>(from) : uint2{};
       words[0] = found.x, words[1] = found.y;
+    } else {
+      words[0] = there ? *reinterpret_cast<const std::uint32_t*>(from) : 0;
     }
   }
-  __device__ __forceinline__ void widen(float (&to)[kLanes]) const {
+  __device__ __forceinline__ void widen(float (&to)[kC]) const {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) Bits<Value>::widen_word(words[i], to + i * (4 / int(sizeof(Value))));
   }
@@ -49,12 +48,21 @@ struct LastThread {
   bool live;
 };
 
+// Columns of a row.
+template <typename Value, int kC, int kColumns>
+UPFOLD_DEVICE void load_lanes(LaneVector<Value, kC> (&row)[kColumns], const Value* __restrict__ from, bool there,
+                              const bool (&reads)[kColumns], const std::int32_t (&columns)[kColumns]) {
+#pragma unroll
+  for (int m = 0; m < kColumns; ++m) row[m].load(from + columns[m], there && reads[m]);
+}
+
+template <int kC>
 UPFOLD_DEVICE LastThread last_thread(const DepthwiseLastJob& job) {
   LastThread t;
   std::uint32_t rest = blockIdx.x, slot = threadIdx.x;
   t.group = std::int32_t(take(job.groups, rest)), t.phase = std::int32_t(take(job.phases, rest));
   t.lane = std::int32_t(take(job.lanes, slot)), t.slot = std::int32_t(slot);
-  t.vector = t.group * std::int32_t(job.lanes.value) + t.lane, t.channel = t.vector * kLanes;
+  t.vector = t.group * std::int32_t(job.lanes.value) + t.lane, t.channel = t.vector * kC;
   t.part = rest, t.begin = rest * job.length;
   t.end = job.steps - t.begin < job.length ? job.steps : t.begin + job.length;
   t.live = t.vector < job.vectors && t.slot < job.slots;
@@ -124,17 +132,32 @@ struct LastWalk {
 };
 
 #ifndef __CUDACC_RTC__
-constexpr std::int64_t kLastBlocks = 264;   // which an H200 holds at once of kernels of 128 registers
-constexpr std::int64_t kMostStaged = 8192;  // floats
+constexpr std::int64_t kMostStaged = 8192;      // floats
+constexpr std::int64_t kMultiprocessors = 132;  // of an H200
 
+// Whether kernels and strides are those of a list, without dilation.
+inline bool last_is(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
+  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
+         dense_taps(axis_h(p)) && dense_taps(axis_w(p));
+}
 bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands);
 // Taps of a phase at most: those of an instance on both axes, or 0 where none has as many.
 struct LastTaps {
   int h, w;
 };
 LastTaps depthwise_last_taps(const Problem& p);
-// `known`: all phases of a unit. `staged_rows`: of the kernel, in shared memory; 0 for none. `whole`: every slot keeps its phase.
-DepthwiseLastJob depthwise_last_job(const Problem& p, bool known, std::int64_t staged_rows, std::int64_t blocks, bool whole);
+
+struct LastShape {
+  bool known;                // all phases of a unit
+  bool whole;                // every slot keeps its phase of the W axis
+  std::int64_t channels;     // of a lane
+  std::int64_t staged_rows;  // of the kernel, in shared memory
+  std::int64_t blocks;       // wanted
+};
+// Without parts where no block is possible.
+DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape);
+inline unsigned last_threads(const DepthwiseLastJob& job) { return unsigned(ceil_div(job.lanes.value * job.slots, 32) * 32); }
+inline unsigned last_blocks(const DepthwiseLastJob& job) { return job.groups.value * job.phases.value * job.parts; }
 #endif
 
 }  // namespace upfold::cuda

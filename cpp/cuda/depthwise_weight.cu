@@ -324,6 +324,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 }  // namespace
 
 bool depthwise_weight_special(const Problem& p) {
+  if (depthwise_last_weight_bytes(p) > 0) return true;
   const Kind kind = kind_of(p, true);
   return kind != Kind::kGeneral && weight_job(p, kind).blocks <= kDepthwiseMost;
 }
@@ -333,10 +334,13 @@ std::int64_t depthwise_weight_bytes(const Problem& p, bool special) {
   const DepthwiseWeightJob job = weight_job(p, kind).job;
   DepthwiseWeightJob walks{};
   const bool may_walk = kind != Kind::kGeneral && depthwise_walk_weight_job(p, walks);
-  return std::int64_t(std::max(job.parts.value, may_walk ? walks.parts.value : 0)) * job.elements * 4;
+  const std::int64_t last = special && kind == Kind::kGeneral ? depthwise_last_weight_bytes(p) : 0;
+  return std::max(last, std::int64_t(std::max(job.parts.value, may_walk ? walks.parts.value : 0)) * job.elements * 4);
 }
 
 void depthwise_weight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
+  const bool last = special && kind_of(p, true) == Kind::kGeneral;
+  if (last && depthwise_last_weight(launch, p, operands)) return;
   switch (p.dtype) {
 #define UPFOLD_CASE(dtype, Value) \
   case Dtype::dtype:              \
