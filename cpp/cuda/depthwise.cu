@@ -164,7 +164,10 @@ void general(const Launch& launch, const Problem& p, const DepthwiseOperands& op
 }
 
 // Whether choice 0 is that of whole vectors of channels, with choice 1 for operands that are not aligned.
-bool lasts(const Problem& p) { return p.op == Operator::kConvTranspose && !depthwise_rows_fits(p) && depthwise_last_vectors(p); }
+bool lasts(const Problem& p) {
+  if (p.op == Operator::kConv) return !depthwise_input_special(p) && depthwise_last_input_fits(p);
+  return p.op == Operator::kConvTranspose && !depthwise_rows_fits(p) && depthwise_last_vectors(p);
+}
 
 // Whether the general kernels have lanes along channels.
 bool along_channels(const Problem& p) { return (p.op == Operator::kConv ? p.x.c : p.y.c) == 1; }
@@ -206,7 +209,7 @@ bool depthwise_fits(const Problem& p, int config) {
   if (p.batch == 0) return true;
   const Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return config == 1 || depthwise_weight_special(q);
-  if (p.op == Operator::kConv) return config == 1 || depthwise_input_special(q);
+  if (p.op == Operator::kConv) return config == 1 || depthwise_input_special(q) || lasts(q);
   if (config == 0 && depthwise_rows_fits(q)) return true;
   return (config == 1 || lasts(q)) && depthwise_threads(general_job(q), q.batch) <= kDepthwiseMost;
 }
@@ -225,7 +228,8 @@ void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& 
   Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight(launch, q, operands, config == 0);
   if (config == 0 && lasts(q)) {
-    if (depthwise_last(launch, q, operands)) return;
+    const bool ran = p.op == Operator::kConv ? depthwise_last_input(launch, q, operands) : depthwise_last(launch, q, operands);
+    if (ran) return;
     config = 1;
   }
   DepthwiseOperands taken = operands;

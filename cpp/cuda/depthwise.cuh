@@ -163,6 +163,8 @@ bool depthwise_walk_input(const Launch& launch, const Problem& p, const Depthwis
 // has depthwise_packed_bytes().
 bool depthwise_last_vectors(const Problem& p);
 bool depthwise_last(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+bool depthwise_last_input_fits(const Problem& p);
+bool depthwise_last_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);

@@ -11,26 +11,6 @@ namespace upfold::cuda {
 constexpr int kLanes =
     4;  // channels of a thread: 16 bytes of float32, and 8 of 16 bits, whose taps would else fill the registers
 
-// The taps of a block's channels, as staged[(row * kernel_w + kw) * pitch + channel]: rows first, first + step, ... of the
-// kernel, zero behind its end. Neighbouring threads read neighbouring taps.
-UPFOLD_DEVICE std::int32_t staged_pitch(const DepthwiseLastJob& job) { return std::int32_t(job.lanes.value) * kLanes + kLanes; }
-template <int kRows, typename Value>
-UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thread, const Value* __restrict__ w,
-                              std::int32_t first, std::int32_t step, float* staged) {
-  const DepthwiseStrides& s = job.problem.w;
-  const std::int32_t begin = thread.group * std::int32_t(job.lanes.value) * kLanes, pitch = staged_pitch(job);
-#pragma unroll 4
-  for (std::uint32_t i = threadIdx.x; i < job.staged; i += blockDim.x) {
-    std::uint32_t rest = i;
-    const std::int32_t kw = std::int32_t(take(job.kernel_w, rest)), row = std::int32_t(rest) % kRows,
-                       c = std::int32_t(rest) / kRows;
-    const std::int32_t kh = first + row * step;
-    const bool there = kh < job.problem.axis[1].kernel && begin + c < job.vectors * kLanes;
-    staged[(row * std::int32_t(job.kernel_w.value) + kw) * pitch + c] =
-        there ? widen(w[(begin + c) * s.n + kh * s.axis[1] + kw * s.axis[2]]) : 0.0f;
-  }
-}
-
 template <typename Type, int kSh, int kKh, int kS, int kK, bool kPhase>
 struct LastForward {
   using Value = Type;
@@ -43,7 +23,7 @@ struct LastForward {
   // Rows of the kernel as they are staged, in strides of a column from the first tap.
   __device__ __forceinline__ void read_taps(const DepthwiseLastJob& job, const LastThread& thread, std::int32_t first,
                                             const float* staged) {
-    const std::int32_t pitch = staged_pitch(job), step = kPhase ? job.problem.axis[2].tap_step : 1;
+    const std::int32_t pitch = staged_pitch<kLanes>(job), step = kPhase ? job.problem.axis[2].tap_step : 1;
     const std::int32_t kernel = std::int32_t(job.kernel_w.value);
 #pragma unroll
     for (int i = 0; i < kKh * kK; ++i) {
@@ -126,7 +106,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
   const LastThread thread = last_thread<kLanes>(job);
   const AxisTaps<std::int32_t>& h = job.problem.axis[1];
   const std::int32_t first = kPhase ? taps_of_output(h, thread.phase).first_tap : 0;
-  stage_taps<Forward::kTapRows>(job, thread, w, first, kPhase ? h.tap_step : 1, staged);
+  stage_taps<kLanes, Forward::kTapRows>(job, thread, w, first, kPhase ? h.tap_step : 1, staged);
   Forward forward;
 #pragma unroll
   for (int c = 0; c < kLanes; ++c) {
@@ -266,16 +246,19 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
   const std::int64_t groups = ceil_div(vectors, lanes);
   lanes = ceil_div(vectors, groups);
   job.first_row = std::int32_t(p.pad_h / p.stride_h), job.first_column = std::int32_t(p.pad_w / p.stride_w);
-  const std::int64_t unit_rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
-  const std::int64_t unit_columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
-  const std::int64_t columns = shape.known ? unit_columns : p.out_w,
-                     rows = shape.known ? unit_rows : ceil_div(p.out_h, p.stride_h);
-  const std::int64_t phases = shape.known ? 1 : std::min(p.stride_h, p.out_h), least = shape.whole ? p.stride_w : 1;
+  std::int64_t rows = p.in_h, columns = p.in_w, phases = 1;
+  if (shape.steps == LastShape::kUnits) {
+    rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
+    columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
+  } else if (shape.steps == LastShape::kPhases) {
+    rows = ceil_div(p.out_h, p.stride_h), columns = p.out_w, phases = std::min(p.stride_h, p.out_h);
+  }
+  const std::int64_t depth = shape.steps == LastShape::kPixels ? p.in_d : p.out_d, least = shape.whole ? p.stride_w : 1;
   const std::int64_t most = kDepthwiseThreads / lanes / least * least, column_blocks = ceil_div(columns, most);
   const std::int64_t slots = ceil_div(ceil_div(columns, column_blocks), least) * least;
-  const std::int64_t steps = rows * column_blocks * p.out_d * p.batch;
+  const std::int64_t steps = rows * column_blocks * depth * p.batch;
   job.groups = make_divisor(groups), job.phases = make_divisor(phases), job.rows = make_divisor(rows);
-  job.column_blocks = make_divisor(column_blocks), job.depth = make_divisor(p.out_d);
+  job.column_blocks = make_divisor(column_blocks), job.depth = make_divisor(depth);
   job.lanes = make_divisor(lanes), job.kernel_w = make_divisor(p.kernel_w);
   job.slots = std::int32_t(slots), job.columns = std::int32_t(columns), job.vectors = std::int32_t(vectors);
   job.staged = std::uint32_t(staged_taps * lanes * shape.channels), job.steps = std::uint32_t(steps);
@@ -325,11 +308,11 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
   if (p.kernel_d != 1 || p.stride_d != 1) return false;
   const Found<Value> found = kernel_of<Value>(p);
   if (found.kernel == nullptr) return false;
-  const LastShape shape{found.known, false, kLanes, found.rows,
+  const LastShape shape{found.known ? LastShape::kUnits : LastShape::kPhases, false, kLanes, found.rows,
                         std::int64_t(tune("LAST_WAVES", 4) * kMultiprocessors * found.blocks)};
   const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
-  const int bytes = int(found.rows * p.kernel_w * (job.lanes.value + 1) * kLanes * 4);
+  const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, kLanes);
   launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), bytes}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
               static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));

@@ -69,6 +69,29 @@ UPFOLD_DEVICE LastThread last_thread(const DepthwiseLastJob& job) {
   return t;
 }
 
+// The taps of a block's channels, as staged[(row * kernel_w + kw) * pitch + channel]: rows first, first + step, ... of the
+// kernel, zero behind its end. Neighbouring threads read neighbouring taps.
+template <int kC>
+UPFOLD_DEVICE std::int32_t staged_pitch(const DepthwiseLastJob& job) {
+  return std::int32_t(job.lanes.value) * kC + 4;
+}
+template <int kC, int kRows, typename Value>
+UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thread, const Value* __restrict__ w,
+                              std::int32_t first, std::int32_t step, float* staged) {
+  const DepthwiseStrides& s = job.problem.w;
+  const std::int32_t begin = thread.group * std::int32_t(job.lanes.value) * kC, pitch = staged_pitch<kC>(job);
+#pragma unroll 4
+  for (std::uint32_t i = threadIdx.x; i < job.staged; i += blockDim.x) {
+    std::uint32_t rest = i;
+    const std::int32_t kw = std::int32_t(take(job.kernel_w, rest)), row = std::int32_t(rest) % kRows,
+                       c = std::int32_t(rest) / kRows;
+    const std::int32_t kh = first + row * step;
+    const bool there = kh < job.problem.axis[1].kernel && begin + c < job.vectors * kC;
+    staged[(row * std::int32_t(job.kernel_w.value) + kw) * pitch + c] =
+        there ? widen(w[(begin + c) * s.n + kh * s.axis[1] + kw * s.axis[2]]) : 0.0f;
+  }
+}
+
 // Taps of one phase.
 UPFOLD_DEVICE std::int32_t count_of(const AxisTaps<std::int32_t>& a, const TapRun<std::int32_t>& run) {
   return run.first_tap < a.kernel ? (a.kernel - 1 - run.first_tap) / a.tap_step + 1 : 0;
@@ -148,14 +171,17 @@ struct LastTaps {
 LastTaps depthwise_last_taps(const Problem& p);
 
 struct LastShape {
-  bool known;                // all phases of a unit
-  bool whole;                // every slot keeps its phase of the W axis
-  std::int64_t channels;     // of a lane
-  std::int64_t staged_rows;  // of the kernel, in shared memory
-  std::int64_t blocks;       // wanted
+  enum Steps { kUnits, kPhases, kPixels } steps;  // down all phases of a unit; one phase of y; x
+  bool whole;                                     // every slot keeps its phase of the W axis
+  std::int64_t channels;                          // of a lane
+  std::int64_t staged_rows;                       // of the kernel, in shared memory
+  std::int64_t blocks;                            // wanted
 };
 // Without parts where no block is possible.
 DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape);
+inline int last_staged_bytes(const DepthwiseLastJob& job, std::int64_t taps, std::int64_t channels) {
+  return int(taps * (job.lanes.value * channels + 4) * 4);
+}
 inline unsigned last_threads(const DepthwiseLastJob& job) { return unsigned(ceil_div(job.lanes.value * job.slots, 32) * 32); }
 inline unsigned last_blocks(const DepthwiseLastJob& job) { return job.groups.value * job.phases.value * job.parts; }
 #endif

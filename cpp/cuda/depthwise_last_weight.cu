@@ -217,9 +217,9 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
+#include <cstdlib>
 #include "api.h"
 #include "launch.cuh"
-#include <cstdlib>
 
 namespace upfold::cuda {
 namespace {
@@ -263,7 +263,8 @@ DepthwiseLastJob job_of(const Problem& p, const Found<Value>& found) {
   if (found.kernel == nullptr || p.kernel_d != 1 || p.stride_d != 1 || !depthwise_last_vectors(p)) return {};
   if (!found.known && p.out_h < p.stride_h) return {};  // not all taps have an owner
   const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (p.out_channels * kernel_taps(p) * 4));
-  const LastShape shape{found.known, !found.known, found.channels, 0, std::int64_t(tune("LAST_WBLOCKS", 1) * kMultiprocessors * found.blocks)};
+  const LastShape shape{found.known ? LastShape::kUnits : LastShape::kPhases, !found.known, found.channels, 0,
+                        std::int64_t(tune("LAST_WBLOCKS", 1) * kMultiprocessors * found.blocks)};
   DepthwiseLastJob job = depthwise_last_job(p, shape);
   return std::int64_t(job.parts) <= fit ? job : DepthwiseLastJob{};
 }

@@ -112,6 +112,7 @@ UPFOLD_DEVICE void store_results(Value* to, const float (&results)[kCount]) {
   pack_results<Value>(results, words);
   if constexpr (kWords == 4) __stcs(reinterpret_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
   if constexpr (kWords == 2) __stcs(reinterpret_cast<uint2*>(to), uint2{words[0], words[1]});
+  if constexpr (kWords == 1) __stcs(reinterpret_cast<std::uint32_t*>(to), words[0]);
 }
 
 #ifndef __CUDACC_RTC__
