@@ -177,6 +177,9 @@ struct LastShape {
   std::int64_t staged_rows;                       // of the kernel, in shared memory
   std::int64_t blocks;                            // wanted
 };
+// The adjoint in x of strides of eight.
+bool depthwise_last_eight_fits(const Problem& p);
+bool depthwise_last_eight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // Without parts where no block is possible.
 DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape);
 inline int last_staged_bytes(const DepthwiseLastJob& job, std::int64_t taps, std::int64_t channels) {

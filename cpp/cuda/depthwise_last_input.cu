@@ -153,11 +153,13 @@ bool depthwise_last_input_fits(const Problem& p) {
 #define UPFOLD_IS_KNOWN(Value, kC, kSh, kKh, kS, kK, kBlocks) || last_is(p, kSh, kKh, kS, kK)
   const bool known = false UPFOLD_KNOWN(UPFOLD_IS_KNOWN, );
 #undef UPFOLD_IS_KNOWN
+  if (depthwise_last_eight_fits(p)) return true;
   return known && p.kernel_d == 1 && p.stride_d == 1 && depthwise_last_vectors(p);
 }
 
 bool depthwise_last_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (!depthwise_last_aligned(p, operands)) return false;
+  if (depthwise_last_eight_fits(p)) return depthwise_last_eight(launch, p, operands);
 #define UPFOLD_RUN(dtype_name, Value) \
   if (p.dtype == Dtype::dtype_name) return run<Value>(launch, p, operands);
   UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
