@@ -109,12 +109,11 @@ Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, vo
                              make_divisor(p.kernel_h),     make_divisor(p.kernel_w),
                              narrow_strides(p.w),          std::uint32_t(elements)};
   const unsigned blocks = unsigned(ceil_div(elements, kDepthwiseThreads));
-#define UPFOLD_PACK(dtype_name, Value)                                                               \
-  if (p.dtype == Dtype::dtype_name)                                                                  \
-    launch_kernel("depthwise", depthwise_pack_kernel<Value>, launch, blocks, kDepthwiseThreads, job, \
-                  static_cast<const Value*>(w), static_cast<Value*>(packed));
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_PACK)
-#undef UPFOLD_PACK
+  with_value(p, [&](auto value) {
+    using Value = decltype(value);
+    launch_kernel("depthwise", depthwise_pack_kernel<Value>, launch, blocks, kDepthwiseThreads, job, static_cast<const Value*>(w),
+                  static_cast<Value*>(packed));
+  });
   Problem q = p;
   q.w.w = p.out_channels, q.w.h = p.kernel_w * q.w.w, q.w.d = p.kernel_h * q.w.h;
   q.w.n = out_channels_per_group(p), q.w.c = 1;
@@ -174,15 +173,7 @@ bool along_channels(const Problem& p) { return (p.op == Operator::kConv ? p.x.c 
 
 void transposed(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
   if (special) return depthwise_rows(launch, p, operands);
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return general<Value>(launch, p, operands);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return;
-  }
+  return with_value(p, [&](auto value) { return general<decltype(value)>(launch, p, operands); });
 }
 
 // Whether the problem can be stated in 32 bits.

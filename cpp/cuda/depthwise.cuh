@@ -136,6 +136,16 @@ inline std::int64_t depthwise_threads(const DepthwiseJob& job, std::int64_t batc
   for (const Divisor* by : {&job.columns, &job.phases, &job.tiles, &job.depth, &job.channels}) count *= by->value;
   return count <= double(kDepthwiseMost) ? std::int64_t(count) : kDepthwiseMost + 1;
 }
+// body(Value{}) for the type of a problem's elements.
+template <typename Body>
+auto with_value(const Problem& p, Body body) -> decltype(body(float{})) {
+  if (p.dtype == Dtype::kFloat32) return body(float{});
+  return p.dtype == Dtype::kFloat16 ? body(__half{}) : body(__nv_bfloat16{});
+}
+// Whether strides and kernels of the H and W axes are these.
+inline bool has_kernel(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
+  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel;
+}
 // Rows of w neighbours that lie together.
 inline bool together(std::int64_t stride, std::int64_t size) { return stride == 1 || size == 1; }
 inline bool dense_taps(const Axis& a) { return a.dilation == 1 || a.kernel == 1; }

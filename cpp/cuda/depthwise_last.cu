@@ -340,10 +340,9 @@ void loop(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
 
 bool depthwise_last(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (!depthwise_last_vectors(p) || !depthwise_last_aligned(p, operands)) return false;
-#define UPFOLD_RUN(dtype_name, Value) \
-  if (p.dtype == Dtype::dtype_name && !walk<Value>(launch, p, operands)) loop<Value>(launch, p, operands);
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
-#undef UPFOLD_RUN
+  with_value(p, [&](auto value) {
+    if (!walk<decltype(value)>(launch, p, operands)) loop<decltype(value)>(launch, p, operands);
+  });
   return true;
 }
 

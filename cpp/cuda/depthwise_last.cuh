@@ -160,8 +160,7 @@ constexpr std::int64_t kMultiprocessors = 132;  // of an H200
 
 // Whether kernels and strides are those of a list, without dilation.
 inline bool last_is(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
-         dense_taps(axis_h(p)) && dense_taps(axis_w(p));
+  return has_kernel(p, stride_h, kernel_h, stride, kernel) && dense_taps(axis_h(p)) && dense_taps(axis_w(p));
 }
 bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands);
 // Taps of a phase at most: those of an instance on both axes, or 0 where none has as many.

@@ -145,13 +145,11 @@ bool depthwise_last_eight(const Launch& launch, const Problem& p, const Depthwis
   job.groups = make_divisor(groups), job.rows = make_divisor(p.in_h), job.column_blocks = make_divisor(column_blocks);
   job.depth = make_divisor(p.in_d), job.steps = std::uint32_t(steps), job.length = std::uint32_t(length);
   const unsigned blocks = unsigned(groups * ceil_div(steps, length));
-#define UPFOLD_RUN(dtype_name, Value)                                                                  \
-  if (p.dtype == Dtype::dtype_name)                                                                    \
-    launch_kernel("depthwise", depthwise_last_eight_kernel<Value>, launch, blocks, kEightThreads, job, \
-                  static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w),        \
-                  static_cast<Value*>(operands.x));
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
-#undef UPFOLD_RUN
+  with_value(p, [&](auto value) {
+    using Value = decltype(value);
+    launch_kernel("depthwise", depthwise_last_eight_kernel<Value>, launch, blocks, kEightThreads, job,
+                  static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
+  });
   return true;
 }
 

@@ -160,11 +160,7 @@ bool depthwise_last_input_fits(const Problem& p) {
 bool depthwise_last_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (!depthwise_last_aligned(p, operands)) return false;
   if (depthwise_last_eight_fits(p)) return depthwise_last_eight(launch, p, operands);
-#define UPFOLD_RUN(dtype_name, Value) \
-  if (p.dtype == Dtype::dtype_name) return run<Value>(launch, p, operands);
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
-#undef UPFOLD_RUN
-  return false;
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands); });
 }
 
 }  // namespace upfold::cuda

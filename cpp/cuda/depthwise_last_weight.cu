@@ -286,20 +286,13 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 }  // namespace
 
 std::int64_t depthwise_last_weight_bytes(const Problem& p) {
-  std::int64_t parts = 0;
-#define UPFOLD_COUNT(dtype_name, Value) \
-  if (p.dtype == Dtype::dtype_name) parts = job_of(p, kernel_of<Value>(p)).parts;
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_COUNT)
-#undef UPFOLD_COUNT
+  const std::int64_t parts = with_value(p, [&](auto value) { return job_of(p, kernel_of<decltype(value)>(p)).parts; });
   return parts * p.out_channels * kernel_taps(p) * 4;
 }
 
 bool depthwise_last_weight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (!depthwise_last_aligned(p, operands)) return false;
-#define UPFOLD_RUN(dtype_name, Value) \
-  if (p.dtype == Dtype::dtype_name) run<Value>(launch, p, operands);
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_RUN)
-#undef UPFOLD_RUN
+  with_value(p, [&](auto value) { run<decltype(value)>(launch, p, operands); });
   return true;
 }
 
