@@ -11,52 +11,53 @@ namespace upfold::cuda {
 constexpr int kLanes =
     4;  // channels of a thread: 16 bytes of float32, and 8 of 16 bits, whose taps would else fill the registers
 
-template <typename Type, int kSh, int kKh, int kS, int kK, bool kPhase>
+template <typename Type, int kCount, int kSh, int kKh, int kS, int kK, bool kPhaseH, bool kPhaseW>
 struct LastForward {
   using Value = Type;
-  using Walk = LastWalk<kSh, kKh, kS, kK, kPhase>;
-  static constexpr bool kIsPhase = kPhase;
-  static constexpr int kTapRows = kKh, kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
-  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kMh <= 2 ? 2 : 1;  // rows that are under way
-  float taps[kKh][kK][kLanes], shift[kLanes];
+  using Walk = LastWalk<kSh, kKh, kS, kK, kPhaseH, kPhaseW>;
+  static constexpr bool kOfPhaseH = kPhaseH, kOfPhaseW = kPhaseW;
+  static constexpr int kC = kCount, kTapRows = kKh, kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
+  static constexpr int kUnroll = kMh == 1 ? 2 : kMh,
+                       kAhead = kMh > 2 || (sizeof(Value) == 4 && kK == 4) ? 1 : 2;  // rows that are under way
+  float taps[kKh][kK][kC], shift[kC];
 
   // Rows of the kernel as they are staged, in strides of a column from the first tap.
   __device__ __forceinline__ void read_taps(const DepthwiseLastJob& job, const LastThread& thread, std::int32_t first,
                                             const float* staged) {
-    const std::int32_t pitch = staged_pitch<kLanes>(job), step = kPhase ? job.problem.axis[2].tap_step : 1;
+    const std::int32_t pitch = staged_pitch<kLanes>(job), step = kPhaseW ? job.problem.axis[2].tap_step : 1;
     const std::int32_t kernel = std::int32_t(job.kernel_w.value);
 #pragma unroll
-    for (int i = 0; i < kKh * kK; ++i) {
-      const std::int32_t kw = first + i % kK * step;
-      const float4 four = kPhase && kw >= kernel
-                              ? float4{}
-                              : *reinterpret_cast<const float4*>(staged + (i / kK * kernel + kw) * pitch + thread.lane * kLanes);
-      float(&to)[kLanes] = taps[i / kK][i % kK];
-      to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    for (int i = 0; i < kKh * kK * kC / 4; ++i) {
+      const int tap = i / (kC / 4), c = i % (kC / 4) * 4;
+      const std::int32_t kw = kPhaseW ? first + tap % kS + tap % kK / kS * step : tap % kK;
+      const float* const from = staged + (tap / kK * kernel + kw) * pitch + thread.lane * kC + c;
+      const float4 four = kPhaseW && kw >= kernel ? float4{} : *reinterpret_cast<const float4*>(from);
+      float(&to)[kC] = taps[tap / kK][tap % kK];
+      to[c] = four.x, to[c + 1] = four.y, to[c + 2] = four.z, to[c + 3] = four.w;
     }
   }
 
   // Output (ph, p) of a unit, for which rows[first - mh] (modulo kMh) is row number mh before the unit's.
-  __device__ __forceinline__ void finish(const DepthwiseLastJob& job, const float (&rows)[kMh][kM][kLanes], int first,
-                                         std::int32_t count, int ph, int p, float (&sums)[kLanes]) const {
+  __device__ __forceinline__ void finish(const DepthwiseLastJob& job, const float (&rows)[kMh][kM][kC], int first,
+                                         std::int32_t count, int ph, int p, float (&sums)[kC]) const {
 #pragma unroll
-    for (int c = 0; c < kLanes; ++c) sums[c] = shift[c];
+    for (int c = 0; c < kC; ++c) sums[c] = shift[c];
 #pragma unroll
     for (int mh = 0; mh < kMh; ++mh) {
-      if (kPhase && mh >= count) continue;
+      if (kPhaseH && mh >= count) continue;
 #pragma unroll
-      for (int i = 0; i < kM * kLanes; ++i) {
-        const int m = i / kLanes, c = i % kLanes;
+      for (int i = 0; i < kM * kC; ++i) {
+        const int m = i / kC, c = i % kC;
         if (!Walk::reaches(ph, mh, p, m)) continue;
         add_product(sums[c], rows[(first + kMh - mh) % kMh][m][c], taps[ph + mh * kSh][p + m * kS][c]);
       }
     }
     if (job.problem.activation != Activation::kRelu) return;
 #pragma unroll
-    for (int c = 0; c < kLanes; ++c) sums[c] = sums[c] < 0.0f ? 0.0f : sums[c];  // a NaN stays
+    for (int c = 0; c < kC; ++c) sums[c] = sums[c] < 0.0f ? 0.0f : sums[c];  // a NaN stays
   }
 
-  __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk,
+  __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk, std::int32_t count,
                                       const Value* __restrict__ x, Value* __restrict__ y) const {
     const DepthwiseJob& p = job.problem;
     const std::int32_t step_x = p.x.axis[1];
@@ -65,8 +66,8 @@ struct LastForward {
     for (int m = 0; m < kM; ++m) columns[m] = Walk::column_offset(job, m);
     const Value* from = x + (walk.offset_in_x(job, thread) - kLast * step_x);
     Value* to = y + walk.offset_in_y(job, thread);
-    float rows[kMh][kM][kLanes];
-    LaneVector<Value, kLanes> above[kLast > 0 ? kLast : 1][kM], next[kAhead][kM];
+    float rows[kMh][kM][kC];
+    LaneVector<Value, kC> above[kLast > 0 ? kLast : 1][kM], next[kAhead][kM];
 #pragma unroll
     for (int i = 0; i < kLast + kAhead; ++i, ++ih, from += step_x) {
       load_lanes(i < kLast ? above[i < kLast ? i : 0] : next[i < kLast ? 0 : i - kLast], from, inside(ih, walk.in_end),
@@ -84,9 +85,10 @@ struct LastForward {
         load_lanes(next[i % kAhead], from, inside(ih, walk.in_end), walk.reads, columns);
 #pragma unroll
         for (int j = 0; j < kSh * kS; ++j) {
-          float sums[kLanes];
-          finish(job, rows, i + kLast, walk.count, j / kS, j % kS, sums);
-          const bool there = kPhase || (walk.writes[j % kS] && inside(oh + j / kS, p.axis[1].out_count));
+          float sums[kC];
+          finish(job, rows, i + kLast, count, j / kS, j % kS, sums);
+          const bool there =
+              ((kPhaseW && kS == 1) || walk.writes[j % kS]) && (kPhaseH || inside(oh + j / kS, p.axis[1].out_count));
           if (there) store_results(to + (j / kS * p.y.axis[1] + j % kS * p.y.axis[2]), sums);
         }
         ++ih, from += step_x, oh += p.axis[1].stride, to += p.axis[1].stride * p.y.axis[1];
@@ -102,25 +104,27 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
                           typename Forward::Value* __restrict__ y) {
   extern __shared__ uint4 memory[];
   float* const staged = reinterpret_cast<float*>(memory);
-  constexpr bool kPhase = Forward::kIsPhase;
-  const LastThread thread = last_thread<kLanes>(job);
+  constexpr bool kPhaseH = Forward::kOfPhaseH, kPhaseW = Forward::kOfPhaseW;
+  constexpr int kC = Forward::kC;
+  const LastThread thread = last_thread<kC>(job);
   const AxisTaps<std::int32_t>& h = job.problem.axis[1];
-  const std::int32_t first = kPhase ? taps_of_output(h, thread.phase).first_tap : 0;
-  stage_taps<kLanes, Forward::kTapRows>(job, thread, w, first, kPhase ? h.tap_step : 1, staged);
+  LastPhase phase{Forward::kMh, 0, 0};
+  if (kPhaseH) phase = last_phase(h, job.stride_h, thread.phase);
+  stage_taps<kC, Forward::kTapRows>(job, thread, w, phase.first_tap, kPhaseH ? h.tap_step : 1, staged);
   Forward forward;
 #pragma unroll
-  for (int c = 0; c < kLanes; ++c) {
+  for (int c = 0; c < kC; ++c) {
     forward.shift[c] = bias == nullptr || thread.vector >= job.vectors ? 0.0f : widen(bias[thread.channel + c]);
   }
   __syncthreads();  // the taps are staged
   if (!thread.live) return;
-  if (!kPhase) forward.read_taps(job, thread, 0, staged);
+  if (!kPhaseW) forward.read_taps(job, thread, 0, staged);
 #pragma unroll 1
   for (std::uint32_t at = thread.begin; at < thread.end;) {
     typename Forward::Walk walk;
-    walk.begin(job, thread, at);
-    if (kPhase) forward.read_taps(job, thread, walk.first_tap, staged);
-    forward.run(job, thread, walk, x, y);
+    walk.begin(job, thread, phase, at);
+    if (kPhaseW) forward.read_taps(job, thread, walk.first_tap, staged);
+    forward.run(job, thread, walk, phase.count, x, y);
     at += walk.taken;
   }
 }
@@ -182,21 +186,22 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   }
 }
 
-// kSh, kKh, kS, kK, and blocks that a multiprocessor is to hold
-#define UPFOLD_KNOWN(DO, Value) DO(Value, 2, 4, 2, 4, false, 2) DO(Value, 2, 2, 2, 2, false, 4) DO(Value, 2, 3, 2, 3, false, 2)
-// The taps of a phase in their places.
-#define UPFOLD_PHASES(DO, Value) \
-  DO(Value, 1, 1, 1, 1, true, 4) \
-  DO(Value, 1, 1, 1, 2, true, 4) \
-  DO(Value, 1, 2, 1, 2, true, 3) \
-  DO(Value, 1, 3, 1, 3, true, 2)
+// kSh, kKh, kS, kK, kPhaseH, kPhaseW, and blocks that a multiprocessor is to hold; the first that takes a problem is its own.
+#define UPFOLD_WALKS(DO, Value)          \
+  DO(Value, 2, 2, 2, 2, false, false, 4) \
+  DO(Value, 1, 2, 2, 4, true, false, 3)  \
+  DO(Value, 1, 2, 2, 3, true, false, 3)  \
+  DO(Value, 1, 1, 2, 2, true, true, 4)   \
+  DO(Value, 1, 1, 1, 1, true, true, 4)   \
+  DO(Value, 1, 2, 2, 4, true, true, 3)   \
+  DO(Value, 1, 2, 1, 2, true, true, 3)   \
+  DO(Value, 1, 3, 1, 3, true, true, 2)
 #define UPFOLD_ARGUMENTS(Value, Job) (const Job, const Value*, const Value*, const Value*, Value*);
-#define UPFOLD_MAKE_WALK(Value, kSh, kKh, kS, kK, kPhase, kBlocks)                                                        \
-  template __global__ void depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks> UPFOLD_ARGUMENTS( \
-      Value, DepthwiseLastJob)
+#define UPFOLD_MAKE_WALK(Value, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                              \
+  template __global__ void depthwise_last_kernel<LastForward<Value, kLanes, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks> \
+  UPFOLD_ARGUMENTS(Value, DepthwiseLastJob)
 #define UPFOLD_MAKE(dtype, Value)                                                                                       \
-  UPFOLD_KNOWN(UPFOLD_MAKE_WALK, Value)                                                                                 \
-  UPFOLD_PHASES(UPFOLD_MAKE_WALK, Value)                                                                                \
+  UPFOLD_WALKS(UPFOLD_MAKE_WALK, Value)                                                                                 \
   template __global__ void depthwise_last_loop_kernel<Value, 2>                                                         \
   UPFOLD_ARGUMENTS(Value, DepthwiseJob) template __global__ void depthwise_last_loop_kernel<Value, 8> UPFOLD_ARGUMENTS( \
       Value, DepthwiseJob)
@@ -228,11 +233,8 @@ bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands)
 
 LastTaps depthwise_last_taps(const Problem& p) {
   const AxisTaps<std::int32_t> h = axis_taps(axis_h(p)), v = axis_taps(axis_w(p));
-  const std::int64_t of_h = ceil_div(h.kernel, h.tap_step), of_w = ceil_div(v.kernel, v.tap_step);
-  if (h.in_step != 1 || of_h > 3 || of_w > 3) return {};
-  if (of_h == 1 && of_w < 3) return {1, int(of_w)};
-  const int both = int(std::max(of_h, of_w));
-  return {both, both};
+  const std::int64_t most = 64, of_h = ceil_div(h.kernel, h.tap_step), of_w = ceil_div(v.kernel, v.tap_step);
+  return {h.in_step == 1 ? int(std::min(of_h, most)) : 0, int(std::min(of_w, most))};
 }
 
 DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
@@ -241,25 +243,25 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
   const std::int64_t vectors = p.out_channels / shape.channels, staged_taps = shape.staged_rows * p.kernel_w;
   std::int64_t lanes = std::min<std::int64_t>(64, vectors);
   if (staged_taps > 0) lanes = std::min(lanes, kMostStaged / (staged_taps * shape.channels));
-  if (shape.whole) lanes = std::min(lanes, kDepthwiseThreads / p.stride_w);
+  if (shape.whole) lanes = std::min(lanes, kDepthwiseThreads / (p.stride_w / shape.run));
   if (lanes == 0) return job;
   const std::int64_t groups = ceil_div(vectors, lanes);
   lanes = ceil_div(vectors, groups);
   job.first_row = std::int32_t(p.pad_h / p.stride_h), job.first_column = std::int32_t(p.pad_w / p.stride_w);
   std::int64_t rows = p.in_h, columns = p.in_w, phases = 1;
-  if (shape.steps == LastShape::kUnits) {
-    rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
-    columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
-  } else if (shape.steps == LastShape::kPhases) {
-    rows = ceil_div(p.out_h, p.stride_h), columns = p.out_w, phases = std::min(p.stride_h, p.out_h);
-  }
-  const std::int64_t depth = shape.steps == LastShape::kPixels ? p.in_d : p.out_d, least = shape.whole ? p.stride_w : 1;
+  if (shape.rows == LastShape::kUnits) rows = (p.out_h - 1 + p.pad_h) / p.stride_h - job.first_row + 1;
+  if (shape.rows == LastShape::kPhases) rows = ceil_div(p.out_h, p.stride_h), phases = std::min(p.stride_h, p.out_h);
+  if (shape.columns == LastShape::kUnits) columns = (p.out_w - 1 + p.pad_w) / p.stride_w - job.first_column + 1;
+  if (shape.columns == LastShape::kPhases) columns = ceil_div(p.out_w, shape.run);
+  const std::int64_t depth = shape.rows == LastShape::kPixels ? p.in_d : p.out_d,
+                     least = shape.whole ? p.stride_w / shape.run : 1;
   const std::int64_t most = kDepthwiseThreads / lanes / least * least, column_blocks = ceil_div(columns, most);
   const std::int64_t slots = ceil_div(ceil_div(columns, column_blocks), least) * least;
   const std::int64_t steps = rows * column_blocks * depth * p.batch;
   job.groups = make_divisor(groups), job.phases = make_divisor(phases), job.rows = make_divisor(rows);
   job.column_blocks = make_divisor(column_blocks), job.depth = make_divisor(depth);
   job.lanes = make_divisor(lanes), job.kernel_w = make_divisor(p.kernel_w);
+  job.stride_h = make_divisor(p.stride_h);
   job.slots = std::int32_t(slots), job.columns = std::int32_t(columns), job.vectors = std::int32_t(vectors);
   job.staged = std::uint32_t(staged_taps * lanes * shape.channels), job.steps = std::uint32_t(steps);
   const std::int64_t wanted = std::max<std::int64_t>(1, shape.blocks / (groups * phases));
@@ -273,26 +275,26 @@ namespace {
 template <typename Value>
 using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, const Value*, Value*);
 
-// A kernel, blocks of it that a multiprocessor holds, and the rows of the kernel that it stages.
+// A kernel, blocks of it that a multiprocessor holds, the rows of the kernel that it stages, and outputs of a thread.
 template <typename Value>
 struct Found {
   LastKernel<Value> kernel;
-  int blocks, rows;
-  bool known;
+  int blocks, rows, run;
+  bool phase_h, phase_w;
 };
 
 template <typename Value>
 Found<Value> kernel_of(const Problem& p) {
-#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhase, kBlocks) \
-  if (last_is(p, kSh, kKh, kS, kK))                            \
-    return {depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks>, kBlocks, kKh, true};
-  UPFOLD_KNOWN(UPFOLD_CHOOSE, Value)
-#undef UPFOLD_CHOOSE
   const LastTaps taps = depthwise_last_taps(p);
-#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhase, kBlocks) \
-  if (taps.h == kKh && taps.w == kK)                           \
-    return {depthwise_last_kernel<LastForward<Value, kSh, kKh, kS, kK, kPhase>, kBlocks>, kBlocks, kKh, false};
-  UPFOLD_PHASES(UPFOLD_CHOOSE, Value)
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                    \
+  if (last_takes(p, taps, {kKh, kK}, kSh, kS, kPhaseH, kPhaseW))                                            \
+    return {depthwise_last_kernel<LastForward<Value, kLanes, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks>, \
+            kBlocks,                                                                                        \
+            kKh,                                                                                            \
+            kS,                                                                                             \
+            kPhaseH,                                                                                        \
+            kPhaseW};
+  UPFOLD_WALKS(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
   return {};
 }
@@ -308,8 +310,13 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
   if (p.kernel_d != 1 || p.stride_d != 1) return false;
   const Found<Value> found = kernel_of<Value>(p);
   if (found.kernel == nullptr) return false;
-  const LastShape shape{found.known ? LastShape::kUnits : LastShape::kPhases, false, kLanes, found.rows,
-                        std::int64_t(tune("LAST_WAVES", 4) * kMultiprocessors * found.blocks)};
+  const LastShape shape{found.phase_h ? LastShape::kPhases : LastShape::kUnits,
+                        found.phase_w ? LastShape::kPhases : LastShape::kUnits,
+                        found.run,
+                        false,
+                        kLanes,
+                        found.rows,
+                        std::int64_t(tune("LAST_WAVES", 1) * kMultiprocessors * found.blocks)};
   const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
   const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, kLanes);

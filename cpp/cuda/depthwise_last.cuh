@@ -12,7 +12,7 @@ struct DepthwiseLastJob {
   DepthwiseJob problem;
   // A block's number, fastest first: group of channels, phase of the H axis, part of the steps. A step's, fastest first: row (of
   // units or of a phase), block of columns, depth, sample. A thread's: lane, slot (column of the block).
-  Divisor groups, phases, rows, column_blocks, depth, lanes, kernel_w;
+  Divisor groups, phases, rows, column_blocks, depth, lanes, kernel_w, stride_h;
   std::int32_t slots, columns, vectors;  // columns of a block; of all; lanes of all channels
   std::int32_t first_row, first_column;  // units of row 0 and column 0
   std::uint32_t staged, steps, length;   // taps that a block stages, for all its channels; of all; of a part
@@ -92,22 +92,35 @@ UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thr
   }
 }
 
-// Taps of one phase.
-UPFOLD_DEVICE std::int32_t count_of(const AxisTaps<std::int32_t>& a, const TapRun<std::int32_t>& run) {
-  return run.first_tap < a.kernel ? (a.kernel - 1 - run.first_tap) / a.tap_step + 1 : 0;
+// Taps of a phase, the first of them, and where that reads.
+struct LastPhase {
+  std::int32_t count, first_tap, first_in;
+};
+UPFOLD_DEVICE LastPhase last_phase(const AxisTaps<std::int32_t>& a, const Divisor& stride, std::int32_t o) {
+  if (a.dilation != 1) {
+    const TapRun<std::int32_t> run = taps_of_output(a, o);
+    return {run.first_tap < a.kernel ? (a.kernel - 1 - run.first_tap) / a.tap_step + 1 : 0, run.first_tap, run.first_in};
+  }
+  std::uint32_t in = std::uint32_t(o + a.pad);
+  const std::int32_t tap = std::int32_t(take(stride, in));
+  const std::int32_t count = tap < a.kernel ? std::int32_t(divide(stride, std::uint32_t(a.kernel - 1 - tap))) + 1 : 0;
+  return {count, tap, std::int32_t(in)};
 }
 
-// A walk. kSh, kKh and kS, kK: strides and kernels of the H and W axes; or where kPhase 1, and the taps of a phase at most.
-template <int kSh, int kKh, int kS, int kK, bool kPhase>
+// A walk. kSh, kKh and kS, kK: strides and kernels of the H and W axes. Or where kPhaseH, 1 and the taps of a phase at most;
+// where kPhaseW, the neighbouring outputs of a thread, which lie in one unit, and all their taps.
+template <int kSh, int kKh, int kS, int kK, bool kPhaseH, bool kPhaseW>
 struct LastWalk {
   static constexpr int kMh = (kKh + kSh - 1) / kSh, kM = (kK + kS - 1) / kS;
   std::int32_t sample, id, od;
-  std::int32_t ih, oh, in_end, count;  // of the first step; taps of the H axis
-  std::int32_t iw, ow, first_tap;      // of the W axis
-  std::uint32_t steps, taken;          // of them are some beyond the last output
+  std::int32_t ih, oh, in_end;     // of the first step
+  std::int32_t iw, ow, first_tap;  // of the W axis
+  std::uint32_t steps, taken;      // of them are some beyond the last output
   bool reads[kM], writes[kS];
 
-  __device__ __forceinline__ void begin(const DepthwiseLastJob& job, const LastThread& thread, std::uint32_t at) {
+  // `phase`: of the block, where it has one.
+  __device__ __forceinline__ void begin(const DepthwiseLastJob& job, const LastThread& thread, const LastPhase& phase,
+                                        std::uint32_t at) {
     const AxisTaps<std::int32_t>&h = job.problem.axis[1], &v = job.problem.axis[2];
     std::uint32_t rest = at;
     const std::int32_t row = std::int32_t(take(job.rows, rest));
@@ -116,30 +129,28 @@ struct LastWalk {
     const std::uint32_t left = job.rows.value - std::uint32_t(row);
     taken = thread.end - at < left ? thread.end - at : left;
     const bool live = thread.live && column < job.columns;
-    if constexpr (kPhase) {
-      const TapRun<std::int32_t> run_h = taps_of_output(h, thread.phase), run_v = taps_of_output(v, live ? column : 0);
-      const std::int32_t taps = count_of(v, run_v);
-      count = count_of(h, run_h), ih = run_h.first_in + row, oh = thread.phase + row * h.stride;
-      iw = run_v.first_in, ow = column, first_tap = run_v.first_tap;
+    ih = kPhaseH ? phase.first_in + row : job.first_row + row;
+    oh = kPhaseH ? thread.phase + row * h.stride : ih * kSh - h.pad;
+    if constexpr (kPhaseW) {
+      const LastPhase found = last_phase(v, job.problem.stride_w, live ? column * kS : 0);
+      iw = found.first_in, ow = column * kS, first_tap = found.first_tap;
 #pragma unroll
-      for (int m = 0; m < kM; ++m) reads[m] = live && m < taps && inside(iw - m * v.in_step, v.in_end);
+      for (int m = 0; m < kM; ++m) reads[m] = live && m < found.count && inside(iw - m * v.in_step, v.in_end);
     } else {
-      count = kMh, first_tap = 0;
-      ih = job.first_row + row, oh = ih * kSh - h.pad, iw = job.first_column + column, ow = iw * kS - v.pad;
+      iw = job.first_column + column, ow = iw * kS - v.pad, first_tap = 0;
 #pragma unroll
       for (int m = 0; m < kM; ++m) reads[m] = live && inside(iw - m, v.in_end);
     }
 #pragma unroll
     for (int p = 0; p < kS; ++p) writes[p] = live && inside(ow + p, v.out_count);
-    const std::int32_t rows = oh < h.out_count ? (h.out_count - 1 - oh) / h.stride + 1 : 0;
-    steps = !live ? 0 : std::uint32_t(rows) < taken ? std::uint32_t(rows) : taken;
-    in_end = !inside(id, job.problem.axis[0].in_end) ? 0
-             : h.in_end < ih + std::int32_t(steps)   ? h.in_end
-                                                     : ih + std::int32_t(steps);
+    const std::uint32_t rows = oh < h.out_count ? divide(job.stride_h, std::uint32_t(h.out_count - 1 - oh)) + 1 : 0;
+    steps = !live ? 0 : rows < taken ? rows : taken;
+    const std::int32_t end = ih + std::int32_t(steps);
+    in_end = !inside(id, job.problem.axis[0].in_end) ? 0 : h.in_end < end ? h.in_end : end;
   }
   // Of column m of x, beside the first.
   static __device__ __forceinline__ std::int32_t column_offset(const DepthwiseLastJob& job, int m) {
-    return -m * (kPhase ? job.problem.axis[2].in_step : 1) * job.problem.x.axis[2];
+    return -m * (kPhaseW ? job.problem.axis[2].in_step : 1) * job.problem.x.axis[2];
   }
   __device__ __forceinline__ std::int32_t offset_in_x(const DepthwiseLastJob& job, const LastThread& thread) const {
     const DepthwiseStrides& s = job.problem.x;
@@ -162,6 +173,7 @@ constexpr std::int64_t kMultiprocessors = 132;  // of an H200
 inline bool last_is(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
   return has_kernel(p, stride_h, kernel_h, stride, kernel) && dense_taps(axis_h(p)) && dense_taps(axis_w(p));
 }
+// Whether tensors begin at a vector of channels.
 bool depthwise_last_aligned(const Problem& p, const DepthwiseOperands& operands);
 // Taps of a phase at most: those of an instance on both axes, or 0 where none has as many.
 struct LastTaps {
@@ -170,17 +182,29 @@ struct LastTaps {
 LastTaps depthwise_last_taps(const Problem& p);
 
 struct LastShape {
-  enum Steps { kUnits, kPhases, kPixels } steps;  // down all phases of a unit; one phase of y; x
-  bool whole;                                     // every slot keeps its phase of the W axis
-  std::int64_t channels;                          // of a lane
-  std::int64_t staged_rows;                       // of the kernel, in shared memory
-  std::int64_t blocks;                            // wanted
+  enum Steps { kUnits, kPhases, kPixels } rows, columns;  // of all phases of a unit; of one phase of y; of x
+  std::int64_t run;                                       // neighbouring outputs of a thread, where it has one phase
+  bool whole;                                             // every slot keeps its phase of the W axis
+  std::int64_t channels;                                  // of a lane
+  std::int64_t staged_rows;                               // of the kernel, in shared memory
+  std::int64_t blocks;                                    // wanted
 };
 // The adjoint in x of strides of eight.
 bool depthwise_last_eight_fits(const Problem& p);
 bool depthwise_last_eight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // Without parts where no block is possible.
 DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape);
+// Whether an instance is for a problem whose phases have so many taps: kSh, kKh and kS, kK of a LastWalk. Of the H axis, more
+// taps will do.
+inline bool last_takes(const Problem& p, const LastTaps& taps, const LastTaps& of, int stride_h, int stride, bool phase_h,
+                       bool phase_w) {
+  const bool row = phase_h ? taps.h > 0 && taps.h <= of.h : p.stride_h == stride_h && p.kernel_h == of.h && dense_taps(axis_h(p));
+  const bool runs =
+      stride == 1 || (p.stride_w % stride == 0 && p.pad_w % stride == 0 && p.kernel_w % p.stride_w == 0 && dense_taps(axis_w(p)));
+  const bool column =
+      phase_w ? runs && taps.w <= of.w / stride : p.stride_w == stride && p.kernel_w == of.w && dense_taps(axis_w(p));
+  return row && column;
+}
 inline int last_staged_bytes(const DepthwiseLastJob& job, std::int64_t taps, std::int64_t channels) {
   return int(taps * (job.lanes.value * channels + 4) * 4);
 }

@@ -134,7 +134,12 @@ template <typename Value>
 bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
 #define UPFOLD_RUN_KNOWN(type, kC, kSh, kKh, kS, kK, kBlocks)                                                                   \
   if (last_is(p, kSh, kKh, kS, kK)) {                                                                                           \
-    const LastShape shape{LastShape::kPixels, false, kC, kKh,                                                                   \
+    const LastShape shape{LastShape::kPixels,                                                                                   \
+                          LastShape::kPixels,                                                                                   \
+                          1,                                                                                                    \
+                          false,                                                                                                \
+                          kC,                                                                                                   \
+                          kKh,                                                                                                  \
                           std::int64_t(tune("LAST_IWAVES", 2) * kMultiprocessors * kBlocks)};                                   \
     const DepthwiseLastJob job = depthwise_last_job(p, shape);                                                                  \
     const Grid grid{last_blocks(job), last_threads(job), last_staged_bytes(job, kKh * kK, kC)};                                 \

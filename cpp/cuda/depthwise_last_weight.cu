@@ -6,15 +6,18 @@
 
 namespace upfold::cuda {
 
-template <typename Type, int kCount, int kSh, int kKh, int kS, int kK, bool kPhase>
+template <typename Type, int kCount, int kSh, int kKh, int kS, int kK, bool kPhaseH, bool kPhaseW>
 struct LastWeight {
   using Value = Type;
-  using Walk = LastWalk<kSh, kKh, kS, kK, kPhase>;
-  static constexpr bool kIsPhase = kPhase;
-  static constexpr int kC = kCount, kRows = kKh, kColumns = kK, kSums = kKh * kK * kC;
+  using Walk = LastWalk<kSh, kKh, kS, kK, kPhaseH, kPhaseW>;
+  static constexpr bool kOfPhaseH = kPhaseH, kOfPhaseW = kPhaseW;
+  static constexpr int kC = kCount, kRows = kKh, kRun = kS, kColumns = kK, kSums = kKh * kK * kC;
   static constexpr int kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
   // Rows of y and of x that are under way: those of y come from memory, those of x are read by the neighbours too.
-  static constexpr int kUnroll = kMh == 3 ? 3 : kPhase ? 4 : 2, kAheadY = kUnroll, kAheadX = kMh == 3 ? 1 : 2;
+  static constexpr int kUnroll = kMh == 3                            ? 3
+                                 : kPhaseW && kS * sizeof(Value) < 8 ? 4
+                                                                     : 2,
+                       kAheadY = kUnroll, kAheadX = kMh == 3 ? 1 : 2;
   float sums[kSums];
 
   // The products of a step: those of row first - mh (modulo kMh) with the outputs of the unit. Where kAll, all are inside; what
@@ -35,7 +38,7 @@ struct LastWeight {
     }
   }
 
-  __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk,
+  __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk, std::int32_t count,
                                       const Value* __restrict__ x, const Value* __restrict__ y) {
     const DepthwiseJob& p = job.problem;
     const AxisTaps<std::int32_t>& h = p.axis[1];
@@ -64,18 +67,22 @@ struct LastWeight {
     for (int i = 0; i < kLast * kM; ++i) above[i / kM][i % kM].widen(rows[i / kM][i % kM]);
     ih = walk.ih;
     of += kAheadY * step_y;
-    bool whole = true;
+    bool whole = count == kMh;
 #pragma unroll
     for (int m = 0; m < kM; ++m) whole = whole && walk.reads[m];
 #pragma unroll
     for (int i = 0; i < kS; ++i) whole = whole && walk.writes[i];
+    // Steps whose rows are all inside: from `first` on, as many as `inner`.
+    const std::int32_t first = max(kLast - walk.ih, oh < 0 ? 1 : 0);
+    const std::int32_t below = kSh > 1 && y_end - oh < steps * kSh ? steps - 1 : steps;
+    const std::int32_t inner = whole ? max(min(below, walk.in_end - walk.ih) - first, 0) : 0;
 #pragma unroll 1
     for (std::int32_t step = 0; step < steps; step += kUnroll) {
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         if (i > 0 && step + i >= steps) return;
         float of_y[kSh][kS][kC];
-        bool x_rows[kMh], y_rows[kSh], all = whole;
+        bool x_rows[kMh], y_rows[kSh];
 #pragma unroll
         for (int m = 0; m < kM; ++m) next_x[i % kAheadX][m].widen(rows[(i + kLast) % kMh][m]);
         load_lanes(next_x[i % kAheadX], from, inside(ih + kAheadX, walk.in_end), walk.reads, columns);
@@ -85,12 +92,12 @@ struct LastWeight {
         for (int ph = 0; ph < kSh; ++ph) {
           const bool there = inside(oh + kAheadY * h.stride + ph, y_end);
           load_lanes(next_y[i % kAheadY][ph], of + ph * p.y.axis[1], there, walk.writes, outputs);
-          y_rows[ph] = inside(oh + ph, y_end), all = all && y_rows[ph];
+          y_rows[ph] = inside(oh + ph, y_end);
         }
 #pragma unroll
-        for (int mh = 0; mh < kMh; ++mh) x_rows[mh] = mh < walk.count && inside(ih - mh, walk.in_end), all = all && x_rows[mh];
-        all ? add_step<true>(rows, of_y, i + kLast, walk, x_rows, y_rows)
-            : add_step<false>(rows, of_y, i + kLast, walk, x_rows, y_rows);
+        for (int mh = 0; mh < kMh; ++mh) x_rows[mh] = mh < count && inside(ih - mh, walk.in_end);
+        inside(step + i - first, inner) ? add_step<true>(rows, of_y, i + kLast, walk, x_rows, y_rows)
+                                        : add_step<false>(rows, of_y, i + kLast, walk, x_rows, y_rows);
         ++ih, from += step_x, oh += h.stride, of += step_y;
       }
     }
@@ -123,34 +130,37 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     depthwise_last_weight_kernel(const DepthwiseLastJob job, const typename Weight::Value* __restrict__ x,
                                  const typename Weight::Value* __restrict__ y, float* __restrict__ partial) {
   constexpr int kC = Weight::kC, kRows = Weight::kRows, kColumns = Weight::kColumns;
-  constexpr bool kPhase = Weight::kIsPhase;
+  constexpr bool kPhaseH = Weight::kOfPhaseH, kPhaseW = Weight::kOfPhaseW;
+  const AxisTaps<std::int32_t>&h = job.problem.axis[1], &v = job.problem.axis[2];
   let_next_begin();
   __shared__ float exchange[Weight::kSums * kDepthwiseThreads / 2];
   const LastThread thread = last_thread<kC>(job);
+  LastPhase phase{Weight::Walk::kMh, 0, 0};
+  if (kPhaseH) phase = last_phase(h, job.stride_h, thread.phase);
   Weight weight;
 #pragma unroll
   for (int i = 0; i < Weight::kSums; ++i) weight.sums[i] = 0.0f;
 #pragma unroll 1
   for (std::uint32_t at = thread.begin; at < thread.end;) {
     typename Weight::Walk walk;
-    walk.begin(job, thread, at);
-    weight.run(job, thread, walk, x, y);
+    walk.begin(job, thread, phase, at);
+    weight.run(job, thread, walk, phase.count, x, y);
     at += walk.taken;
   }
-  const AxisTaps<std::int32_t>&h = job.problem.axis[1], &v = job.problem.axis[2];
-  const std::int32_t width = kPhase ? v.stride : 1, lanes = std::int32_t(job.lanes.value);
+  const std::int32_t width = kPhaseW ? v.stride / Weight::kRun : 1, lanes = std::int32_t(job.lanes.value);
   const bool used = thread.slot < job.slots;
   add_slots(weight.sums, used ? thread.slot / width : job.slots, job.slots / width, thread.slot % width * lanes + thread.lane,
             width * lanes, exchange);
   if (!thread.live || thread.slot >= width) return;
-  TapRun<std::int32_t> run_h{0, 0}, run_v{0, 0};
-  if (kPhase) run_h = taps_of_output(h, thread.phase), run_v = taps_of_output(v, thread.slot);
+  std::int32_t first_tap = 0;
+  if (kPhaseW) first_tap = last_phase(v, job.problem.stride_w, thread.slot * Weight::kRun).first_tap;
   const std::int32_t channels = job.vectors * kC;
   float* const to = partial + std::int64_t(thread.part) * channels * h.kernel * v.kernel + thread.channel;
 #pragma unroll
   for (int i = 0; i < kRows * kColumns; ++i) {
-    const std::int32_t kh = run_h.first_tap + i / kColumns * (kPhase ? h.tap_step : 1);
-    const std::int32_t kw = run_v.first_tap + i % kColumns * (kPhase ? v.tap_step : 1);
+    const int column = i % kColumns;
+    const std::int32_t kh = phase.first_tap + i / kColumns * (kPhaseH ? h.tap_step : 1);
+    const std::int32_t kw = kPhaseW ? first_tap + column % Weight::kRun + column / Weight::kRun * v.tap_step : column;
     if (kh >= h.kernel || kw >= v.kernel) continue;
 #pragma unroll
     for (int c = 0; c < kC; ++c) to[(kh * v.kernel + kw) * channels + c] = weight.sums[i * kC + c];
@@ -194,23 +204,23 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 template <typename Value, int kBlocks>
 constexpr int kFitting = sizeof(Value) == 4 && kBlocks > 2 ? kBlocks - 1 : kBlocks;
 
-// Channels of a lane, kSh, kKh, kS, kK, and blocks that a multiprocessor is to hold
-#define UPFOLD_KNOWN(DO, Value)      \
-  DO(Value, 2, 2, 4, 2, 4, false, 3) \
-  DO(Value, 4, 2, 2, 2, 2, false, 2) \
-  DO(Value, 2, 2, 3, 2, 3, false, 3)
-#define UPFOLD_PHASES(DO, Value)    \
-  DO(Value, 4, 1, 1, 1, 1, true, 4) \
-  DO(Value, 4, 1, 1, 1, 2, true, 3) \
-  DO(Value, 4, 1, 2, 1, 2, true, 3) \
-  DO(Value, 2, 1, 3, 1, 3, true, 3)
-#define UPFOLD_MAKE_WALK(Value, kC, kSh, kKh, kS, kK, kPhase, kBlocks)                                     \
-  template __global__ void                                                                                 \
-  depthwise_last_weight_kernel<LastWeight<Value, kC, kSh, kKh, kS, kK, kPhase>, kFitting<Value, kBlocks>>( \
+// Channels of a lane, kSh, kKh, kS, kK, kPhaseH, kPhaseW, and blocks that a multiprocessor is to hold; the first that takes a
+// problem is its own.
+#define UPFOLD_WALKS(DO, Value)             \
+  DO(Value, 4, 2, 2, 2, 2, false, false, 2) \
+  DO(Value, 4, 1, 2, 2, 4, true, false, 2)  \
+  DO(Value, 4, 1, 2, 2, 3, true, false, 2)  \
+  DO(Value, 4, 1, 1, 2, 2, true, true, 3)   \
+  DO(Value, 4, 1, 1, 1, 1, true, true, 4)   \
+  DO(Value, 4, 1, 2, 2, 4, true, true, 2)   \
+  DO(Value, 4, 1, 2, 1, 2, true, true, 3)   \
+  DO(Value, 2, 1, 3, 1, 3, true, true, 3)
+#define UPFOLD_MAKE_WALK(Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                     \
+  template __global__ void                                                                                           \
+  depthwise_last_weight_kernel<LastWeight<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kFitting<Value, kBlocks>>( \
       const DepthwiseLastJob, const Value*, const Value*, float*);
-#define UPFOLD_MAKE(dtype, Value)        \
-  UPFOLD_KNOWN(UPFOLD_MAKE_WALK, Value)  \
-  UPFOLD_PHASES(UPFOLD_MAKE_WALK, Value) \
+#define UPFOLD_MAKE(dtype, Value)       \
+  UPFOLD_WALKS(UPFOLD_MAKE_WALK, Value) \
   template __global__ void depthwise_last_weight_sum_kernel<Value>(const LastSumJob, const float*, Value*);
 UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
@@ -235,24 +245,22 @@ using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, 
 template <typename Value>
 struct Found {
   LastKernel<Value> kernel;
-  int channels, blocks;
-  bool known;
+  int channels, blocks, run;
+  bool phase_h, phase_w;
 };
 
 template <typename Value>
 Found<Value> kernel_of(const Problem& p) {
-#define UPFOLD_CHOOSE(type, kC, kSh, kKh, kS, kK, kPhase, kBlocks)                                                       \
-  if (last_is(p, kSh, kKh, kS, kK))                                                                                      \
-    return {depthwise_last_weight_kernel<LastWeight<Value, kC, kSh, kKh, kS, kK, kPhase>, kFitting<Value, kBlocks>>, kC, \
-            kFitting<Value, kBlocks>, true};
-  UPFOLD_KNOWN(UPFOLD_CHOOSE, Value)
-#undef UPFOLD_CHOOSE
   const LastTaps taps = depthwise_last_taps(p);
-#define UPFOLD_CHOOSE(type, kC, kSh, kKh, kS, kK, kPhase, kBlocks)                                                       \
-  if (taps.h == kKh && taps.w == kK)                                                                                     \
-    return {depthwise_last_weight_kernel<LastWeight<Value, kC, kSh, kKh, kS, kK, kPhase>, kFitting<Value, kBlocks>>, kC, \
-            kFitting<Value, kBlocks>, false};
-  UPFOLD_PHASES(UPFOLD_CHOOSE, Value)
+#define UPFOLD_CHOOSE(type, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                                   \
+  if (last_takes(p, taps, {kKh, kK}, kSh, kS, kPhaseH, kPhaseW))                                                               \
+    return {depthwise_last_weight_kernel<LastWeight<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kFitting<Value, kBlocks>>, \
+            kC,                                                                                                                \
+            kFitting<Value, kBlocks>,                                                                                          \
+            kS,                                                                                                                \
+            kPhaseH,                                                                                                           \
+            kPhaseW};
+  UPFOLD_WALKS(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
   return {};
 }
@@ -261,9 +269,14 @@ Found<Value> kernel_of(const Problem& p) {
 template <typename Value>
 DepthwiseLastJob job_of(const Problem& p, const Found<Value>& found) {
   if (found.kernel == nullptr || p.kernel_d != 1 || p.stride_d != 1 || !depthwise_last_vectors(p)) return {};
-  if (!found.known && p.out_h < p.stride_h) return {};  // not all taps have an owner
+  if (found.phase_h && p.out_h < p.stride_h) return {};  // not all taps have an owner
   const std::int64_t fit = std::max<std::int64_t>(1, kMostPartial / (p.out_channels * kernel_taps(p) * 4));
-  const LastShape shape{found.known ? LastShape::kUnits : LastShape::kPhases, !found.known, found.channels, 0,
+  const LastShape shape{found.phase_h ? LastShape::kPhases : LastShape::kUnits,
+                        found.phase_w ? LastShape::kPhases : LastShape::kUnits,
+                        found.run,
+                        found.phase_w,
+                        found.channels,
+                        0,
                         std::int64_t(tune("LAST_WBLOCKS", 1) * kMultiprocessors * found.blocks)};
   DepthwiseLastJob job = depthwise_last_job(p, shape);
   return std::int64_t(job.parts) <= fit ? job : DepthwiseLastJob{};
