@@ -37,30 +37,37 @@ struct LastForward {
     }
   }
 
-  // Output (ph, p) of a unit, for which rows[first - mh] (modulo kMh) is row number mh before the unit's.
-  __device__ __forceinline__ void finish(const DepthwiseLastJob& job, const float (&rows)[kMh][kM][kC], int first,
-                                         std::int32_t count, int ph, int p, float (&sums)[kC]) const {
+  // The outputs of a unit, for which rows[first - mh] (modulo kMh) is row number mh before the unit's. Where kAll, there are taps
+  // for all of them.
+  template <bool kAll>
+  __device__ __forceinline__ void finish(const float (&rows)[kMh][kM][kC], int first, std::int32_t count, bool relu,
+                                         float (&sums)[kSh * kS][kC]) const {
 #pragma unroll
-    for (int c = 0; c < kC; ++c) sums[c] = shift[c];
+    for (int i = 0; i < kSh * kS * kC; ++i) sums[i / kC][i % kC] = shift[i % kC];
 #pragma unroll
     for (int mh = 0; mh < kMh; ++mh) {
-      if (kPhaseH && mh >= count) continue;
+      if (!kAll && mh >= count) continue;
 #pragma unroll
-      for (int i = 0; i < kM * kC; ++i) {
-        const int m = i / kC, c = i % kC;
+      for (int i = 0; i < kM * kSh * kS * kC; ++i) {
+        const int c = i % kC, p = i / kC % kS, ph = i / (kC * kS) % kSh, m = i / (kC * kS * kSh);
         if (!Walk::reaches(ph, mh, p, m)) continue;
-        add_product(sums[c], rows[(first + kMh - mh) % kMh][m][c], taps[ph + mh * kSh][p + m * kS][c]);
+        add_product(sums[ph * kS + p][c], rows[(first + kMh - mh) % kMh][m][c], taps[ph + mh * kSh][p + m * kS][c]);
       }
     }
-    if (job.problem.activation != Activation::kRelu) return;
+    if (!relu) return;
 #pragma unroll
-    for (int c = 0; c < kC; ++c) sums[c] = sums[c] < 0.0f ? 0.0f : sums[c];  // a NaN stays
+    for (int i = 0; i < kSh * kS * kC; ++i) {
+      float& sum = sums[i / kC][i % kC];
+      sum = sum < 0.0f ? 0.0f : sum;  // a NaN stays
+    }
   }
 
+  template <bool kAll>
   __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk, std::int32_t count,
                                       const Value* __restrict__ x, Value* __restrict__ y) const {
     const DepthwiseJob& p = job.problem;
     const std::int32_t step_x = p.x.axis[1];
+    const bool relu = p.activation == Activation::kRelu;
     std::int32_t columns[kM], ih = walk.ih - kLast, oh = walk.oh;
 #pragma unroll
     for (int m = 0; m < kM; ++m) columns[m] = Walk::column_offset(job, m);
@@ -83,13 +90,13 @@ struct LastForward {
 #pragma unroll
         for (int m = 0; m < kM; ++m) next[i % kAhead][m].widen(rows[(i + kLast) % kMh][m]);
         load_lanes(next[i % kAhead], from, inside(ih, walk.in_end), walk.reads, columns);
+        float sums[kSh * kS][kC];
+        finish<kAll>(rows, i + kLast, count, relu, sums);
 #pragma unroll
         for (int j = 0; j < kSh * kS; ++j) {
-          float sums[kC];
-          finish(job, rows, i + kLast, count, j / kS, j % kS, sums);
-          const bool there =
-              ((kPhaseW && kS == 1) || walk.writes[j % kS]) && (kPhaseH || inside(oh + j / kS, p.axis[1].out_count));
-          if (there) store_results(to + (j / kS * p.y.axis[1] + j % kS * p.y.axis[2]), sums);
+          const bool column = (kPhaseW && kS == 1) || walk.writes[j % kS];
+          const bool there = column && (kPhaseH || inside(oh + j / kS, p.axis[1].out_count));
+          if (there) store_results(to + (j / kS * p.y.axis[1] + j % kS * p.y.axis[2]), sums[j]);
         }
         ++ih, from += step_x, oh += p.axis[1].stride, to += p.axis[1].stride * p.y.axis[1];
       }
@@ -124,7 +131,11 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     typename Forward::Walk walk;
     walk.begin(job, thread, phase, at);
     if (kPhaseW) forward.read_taps(job, thread, walk.first_tap, staged);
-    forward.run(job, thread, walk, phase.count, x, y);
+    if (!kPhaseH || phase.count == Forward::kMh) {
+      forward.template run<true>(job, thread, walk, phase.count, x, y);
+    } else {
+      forward.template run<false>(job, thread, walk, phase.count, x, y);
+    }
     at += walk.taken;
   }
 }
