@@ -63,6 +63,7 @@ template <typename Value>
 __global__ void __launch_bounds__(kEightThreads, 1)
     depthwise_last_eight_kernel(const EightJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
+  constexpr int kAhead = sizeof(Value) == 2 ? 2 : 1;  // units that are under way
   __shared__ EightShares shares[2];
   const DepthwiseJob& p = job.problem;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
@@ -84,9 +85,13 @@ __global__ void __launch_bounds__(kEightThreads, 1)
     at += std::uint32_t(walk.rows);
     const Value* of = y + walk.of;
     std::int32_t oh = walk.oh;
-    LaneVector<Value, kC> next[kHalf];
+    LaneVector<Value, kC> next[kAhead][kHalf];
 #pragma unroll
-    for (int ph = 0; ph < kHalf; ++ph) next[ph].load(of + ph * p.y.axis[1], walk.there && inside(oh + ph, walk.out_count));
+    for (int i = 0; i < kAhead * kHalf; ++i) {
+      const std::int32_t row = i / kHalf * kEight + i % kHalf;
+      next[i / kHalf][i % kHalf].load(of + row * p.y.axis[1], walk.there && inside(oh + row, walk.out_count));
+    }
+    of += (kAhead - 1) * kEight * p.y.axis[1], oh += (kAhead - 1) * kEight;
     float below[2 * kC] = {};  // of the row that the next step finishes
 #pragma unroll 1
     for (std::int32_t step = 0; step <= walk.rows; ++step) {
@@ -97,9 +102,10 @@ __global__ void __launch_bounds__(kEightThreads, 1)
 #pragma unroll
       for (int ph = 0; ph < kHalf; ++ph) {
         float four[kC];
-        next[ph].widen(four);
-        const bool there = walk.there && inside(oh + ph, walk.out_count) && step < walk.rows;
-        next[ph].load(of + ph * p.y.axis[1], there);
+        next[0][ph].widen(four);
+        if (kAhead > 1) next[0][ph] = next[kAhead - 1][ph];
+        const bool there = walk.there && inside(oh + ph, walk.out_count) && step + kAhead <= walk.rows;
+        next[kAhead - 1][ph].load(of + ph * p.y.axis[1], there);
 #pragma unroll
         for (int i = 0; i < 2 * kC; ++i) {
           add_product(done[i], four[i % kC], taps[ph][1][i / kC][i % kC]);
