@@ -17,23 +17,22 @@ struct LastForward {
   using Walk = LastWalk<kSh, kKh, kS, kK, kPhaseH, kPhaseW>;
   static constexpr bool kOfPhaseH = kPhaseH, kOfPhaseW = kPhaseW;
   static constexpr int kC = kCount, kTapRows = kKh, kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
-  static constexpr int kUnroll = kMh == 1 ? 2 : kMh,
-                       kAhead = kMh > 2 || (sizeof(Value) == 4 && kK == 4) ? 1 : 2;  // rows that are under way
+  // Rows that are under way; float32 has fewer where its taps leave few registers.
+  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kMh == 2 && sizeof(Value) == 4 && kK == 4 ? 1 : kUnroll;
   float taps[kKh][kK][kC], shift[kC];
 
   // Rows of the kernel as they are staged, in strides of a column from the first tap.
   __device__ __forceinline__ void read_taps(const DepthwiseLastJob& job, const LastThread& thread, std::int32_t first,
                                             const float* staged) {
-    const std::int32_t pitch = staged_pitch<kLanes>(job), step = kPhaseW ? job.problem.axis[2].tap_step : 1;
+    const std::int32_t pitch = staged_pitch<kC>(job), step = kPhaseW ? job.problem.axis[2].tap_step : 1;
     const std::int32_t kernel = std::int32_t(job.kernel_w.value);
 #pragma unroll
-    for (int i = 0; i < kKh * kK * kC / 4; ++i) {
-      const int tap = i / (kC / 4), c = i % (kC / 4) * 4;
+    for (int i = 0; i < kKh * kK * kC / 2; ++i) {
+      const int tap = i / (kC / 2), c = i % (kC / 2) * 2;
       const std::int32_t kw = kPhaseW ? first + tap % kS + tap % kK / kS * step : tap % kK;
       const float* const from = staged + (tap / kK * kernel + kw) * pitch + thread.lane * kC + c;
-      const float4 four = kPhaseW && kw >= kernel ? float4{} : *reinterpret_cast<const float4*>(from);
-      float(&to)[kC] = taps[tap / kK][tap % kK];
-      to[c] = four.x, to[c + 1] = four.y, to[c + 2] = four.z, to[c + 3] = four.w;
+      const float2 pair = kPhaseW && kw >= kernel ? float2{} : *reinterpret_cast<const float2*>(from);
+      taps[tap / kK][tap % kK][c] = pair.x, taps[tap / kK][tap % kK][c + 1] = pair.y;
     }
   }
 
@@ -197,19 +196,20 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   }
 }
 
-// kSh, kKh, kS, kK, kPhaseH, kPhaseW, and blocks that a multiprocessor is to hold; the first that takes a problem is its own.
-#define UPFOLD_WALKS(DO, Value)          \
-  DO(Value, 2, 2, 2, 2, false, false, 4) \
-  DO(Value, 1, 2, 2, 4, true, false, 3)  \
-  DO(Value, 1, 2, 2, 3, true, false, 3)  \
-  DO(Value, 1, 1, 2, 2, true, true, 4)   \
-  DO(Value, 1, 1, 1, 1, true, true, 4)   \
-  DO(Value, 1, 2, 2, 4, true, true, 3)   \
-  DO(Value, 1, 2, 1, 2, true, true, 3)   \
-  DO(Value, 1, 3, 1, 3, true, true, 2)
+// Channels of a lane, kSh, kKh, kS, kK, kPhaseH, kPhaseW, and blocks that a multiprocessor is to hold; the first that takes a
+// problem is its own.
+#define UPFOLD_WALKS(DO, Value)             \
+  DO(Value, 4, 2, 2, 2, 2, false, false, 4) \
+  DO(Value, 4, 1, 2, 2, 4, true, false, 3)  \
+  DO(Value, 4, 1, 2, 2, 3, true, false, 3)  \
+  DO(Value, 4, 1, 1, 2, 2, true, true, 4)   \
+  DO(Value, 4, 1, 1, 1, 1, true, true, 4)   \
+  DO(Value, 4, 1, 2, 2, 4, true, true, 3)   \
+  DO(Value, 4, 1, 2, 1, 2, true, true, 3)   \
+  DO(Value, 2, 1, 3, 1, 3, true, true, 3)
 #define UPFOLD_ARGUMENTS(Value, Job) (const Job, const Value*, const Value*, const Value*, Value*);
-#define UPFOLD_MAKE_WALK(Value, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                              \
-  template __global__ void depthwise_last_kernel<LastForward<Value, kLanes, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks> \
+#define UPFOLD_MAKE_WALK(Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                      \
+  template __global__ void depthwise_last_kernel<LastForward<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks> \
   UPFOLD_ARGUMENTS(Value, DepthwiseLastJob)
 #define UPFOLD_MAKE(dtype, Value)                                                                                       \
   UPFOLD_WALKS(UPFOLD_MAKE_WALK, Value)                                                                                 \
@@ -286,24 +286,26 @@ namespace {
 template <typename Value>
 using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, const Value*, Value*);
 
-// A kernel, blocks of it that a multiprocessor holds, the rows of the kernel that it stages, and outputs of a thread.
+// A kernel, channels of a lane, blocks of it that a multiprocessor holds, the rows of the kernel that it stages, and outputs of a
+// thread.
 template <typename Value>
 struct Found {
   LastKernel<Value> kernel;
-  int blocks, rows, run;
+  int channels, blocks, rows, run;
   bool phase_h, phase_w;
 };
 
 template <typename Value>
 Found<Value> kernel_of(const Problem& p) {
   const LastTaps taps = depthwise_last_taps(p);
-#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                    \
-  if (last_takes(p, taps, {kKh, kK}, kSh, kS, kPhaseH, kPhaseW))                                            \
-    return {depthwise_last_kernel<LastForward<Value, kLanes, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks>, \
-            kBlocks,                                                                                        \
-            kKh,                                                                                            \
-            kS,                                                                                             \
-            kPhaseH,                                                                                        \
+#define UPFOLD_CHOOSE(type, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                            \
+  if (last_takes(p, taps, {kKh, kK}, kSh, kS, kPhaseH, kPhaseW))                                        \
+    return {depthwise_last_kernel<LastForward<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks>, \
+            kC,                                                                                         \
+            kBlocks,                                                                                    \
+            kKh,                                                                                        \
+            kS,                                                                                         \
+            kPhaseH,                                                                                    \
             kPhaseW};
   UPFOLD_WALKS(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
@@ -325,12 +327,12 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
                         found.phase_w ? LastShape::kPhases : LastShape::kUnits,
                         found.run,
                         false,
-                        kLanes,
+                        found.channels,
                         found.rows,
                         std::int64_t(tune("LAST_WAVES", 1) * kMultiprocessors * found.blocks)};
   const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
-  const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, kLanes);
+  const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, found.channels);
   launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), bytes}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
               static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));

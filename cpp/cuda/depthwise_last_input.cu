@@ -10,7 +10,8 @@ template <typename Type, int kCount, int kSh, int kKh, int kS, int kK>
 struct LastInput {
   using Value = Type;
   static constexpr int kC = kCount, kTapRows = kKh, kColumns = kK, kMh = (kKh + kSh - 1) / kSh, kLast = kMh - 1;
-  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kMh <= 2 ? 2 : 1;  // units that are under way
+  // Units that are under way, more of them in 16 bits, which are half as many bytes.
+  static constexpr int kUnroll = kMh == 3 ? 3 : sizeof(Value) == 2 ? 4 : 2, kAhead = kUnroll;
   float taps[kKh][kK][kC];
 
   __device__ __forceinline__ void read_taps(const DepthwiseLastJob& job, const LastThread& thread, const float* staged) {

@@ -14,10 +14,8 @@ struct LastWeight {
   static constexpr int kC = kCount, kRows = kKh, kRun = kS, kColumns = kK, kSums = kKh * kK * kC;
   static constexpr int kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
   // Rows of y and of x that are under way: those of y come from memory, those of x are read by the neighbours too.
-  static constexpr int kUnroll = kMh == 3                            ? 3
-                                 : kPhaseW && kS * sizeof(Value) < 8 ? 4
-                                                                     : 2,
-                       kAheadY = kUnroll, kAheadX = kMh == 3 ? 1 : 2;
+  static constexpr int kUnroll = kMh == 3 ? 3 : kPhaseW && kS * sizeof(Value) < 8 ? 4 : 2;
+  static constexpr int kAheadY = kUnroll, kAheadX = kMh == 3 ? 3 : 2;
   float sums[kSums];
 
   // The products of a step: those of row first - mh (modulo kMh) with the outputs of the unit. Where kAll, all are inside; what
