@@ -18,7 +18,7 @@ struct LastForward {
   static constexpr bool kOfPhaseH = kPhaseH, kOfPhaseW = kPhaseW;
   static constexpr int kC = kCount, kTapRows = kKh, kMh = Walk::kMh, kM = Walk::kM, kLast = kMh - 1;
   // Rows that are under way; float32 has fewer where its taps leave few registers.
-  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kMh == 2 && sizeof(Value) == 4 && kK == 4 ? 1 : kUnroll;
+  static constexpr int kUnroll = kMh == 1 ? 2 : kMh, kAhead = kPhaseH && kMh == 2 && sizeof(Value) == 4 && kK == 4 ? 1 : kUnroll;
   float taps[kKh][kK][kC], shift[kC];
 
   // Rows of the kernel as they are staged, in strides of a column from the first tap.
@@ -197,7 +197,11 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 }
 
 // Channels of a lane, kSh, kKh, kS, kK, kPhaseH, kPhaseW, and blocks that a multiprocessor is to hold; the first that takes a
-// problem is its own.
+// problem is its own. The taps of a unit of these take so many registers that 16 bits, of which less is under way, go by phases
+// of the H axis instead.
+#define UPFOLD_UNITS(DO, Value)             \
+  DO(Value, 4, 2, 4, 2, 4, false, false, 2) \
+  DO(Value, 4, 2, 3, 2, 3, false, false, 2)
 #define UPFOLD_WALKS(DO, Value)             \
   DO(Value, 4, 2, 2, 2, 2, false, false, 4) \
   DO(Value, 4, 1, 2, 2, 4, true, false, 3)  \
@@ -211,6 +215,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 #define UPFOLD_MAKE_WALK(Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW, kBlocks)                                      \
   template __global__ void depthwise_last_kernel<LastForward<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks> \
   UPFOLD_ARGUMENTS(Value, DepthwiseLastJob)
+UPFOLD_UNITS(UPFOLD_MAKE_WALK, float)
+UPFOLD_UNITS(UPFOLD_MAKE_WALK, __nv_bfloat16)
 #define UPFOLD_MAKE(dtype, Value)                                                                                       \
   UPFOLD_WALKS(UPFOLD_MAKE_WALK, Value)                                                                                 \
   template __global__ void depthwise_last_loop_kernel<Value, 2>                                                         \
@@ -276,12 +282,20 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
   job.slots = std::int32_t(slots), job.columns = std::int32_t(columns), job.vectors = std::int32_t(vectors);
   job.staged = std::uint32_t(staged_taps * lanes * shape.channels), job.steps = std::uint32_t(steps);
   const std::int64_t wanted = std::max<std::int64_t>(1, shape.blocks / (groups * phases));
-  const std::int64_t length = std::max(ceil_div(steps, wanted), std::min(rows, kFewestSteps));
+  std::int64_t length = std::max(ceil_div(steps, wanted), std::min(rows, kFewestSteps));
+  // Whole walks, where that takes little longer: each has to wait for its first rows.
+  const std::int64_t whole = ceil_div(length, rows) * rows;
+  if (16 * whole <= 17 * length) length = whole;
   job.length = std::uint32_t(length), job.parts = std::uint32_t(ceil_div(steps, length));
   return job;
 }
 
 namespace {
+
+double tune(const char* name, double otherwise) {
+  const char* found = std::getenv(name);
+  return found ? std::atof(found) : otherwise;
+}
 
 template <typename Value>
 using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, const Value*, Value*);
@@ -307,14 +321,14 @@ Found<Value> kernel_of(const Problem& p) {
             kS,                                                                                         \
             kPhaseH,                                                                                    \
             kPhaseW};
+  if constexpr (std::is_same<Value, float>::value || std::is_same<Value, __nv_bfloat16>::value) {
+    if (sizeof(Value) == 4 || tune("LAST_UNIT", 0) > 0) {
+      UPFOLD_UNITS(UPFOLD_CHOOSE, Value)
+    }
+  }
   UPFOLD_WALKS(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
   return {};
-}
-
-double tune(const char* name, double otherwise) {
-  const char* found = std::getenv(name);
-  return found ? std::atof(found) : otherwise;
 }
 
 template <typename Value>

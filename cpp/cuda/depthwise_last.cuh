@@ -80,7 +80,7 @@ UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thr
                               std::int32_t first, std::int32_t step, float* staged) {
   const DepthwiseStrides& s = job.problem.w;
   const std::int32_t begin = thread.group * std::int32_t(job.lanes.value) * kC, pitch = staged_pitch<kC>(job);
-#pragma unroll 4
+#pragma unroll 8
   for (std::uint32_t i = threadIdx.x; i < job.staged; i += blockDim.x) {
     std::uint32_t rest = i;
     const std::int32_t kw = std::int32_t(take(job.kernel_w, rest)), row = std::int32_t(rest) % kRows,

@@ -63,7 +63,6 @@ template <typename Value>
 __global__ void __launch_bounds__(kEightThreads, 1)
     depthwise_last_eight_kernel(const EightJob job, const Value* __restrict__ y, const Value* __restrict__ w,
                                 Value* __restrict__ x) {
-  constexpr int kAhead = sizeof(Value) == 2 ? 2 : 1;  // units that are under way
   __shared__ EightShares shares[2];
   const DepthwiseJob& p = job.problem;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
@@ -85,13 +84,9 @@ __global__ void __launch_bounds__(kEightThreads, 1)
     at += std::uint32_t(walk.rows);
     const Value* of = y + walk.of;
     std::int32_t oh = walk.oh;
-    LaneVector<Value, kC> next[kAhead][kHalf];
+    LaneVector<Value, kC> next[kHalf];
 #pragma unroll
-    for (int i = 0; i < kAhead * kHalf; ++i) {
-      const std::int32_t row = i / kHalf * kEight + i % kHalf;
-      next[i / kHalf][i % kHalf].load(of + row * p.y.axis[1], walk.there && inside(oh + row, walk.out_count));
-    }
-    of += (kAhead - 1) * kEight * p.y.axis[1], oh += (kAhead - 1) * kEight;
+    for (int ph = 0; ph < kHalf; ++ph) next[ph].load(of + ph * p.y.axis[1], walk.there && inside(oh + ph, walk.out_count));
     float below[2 * kC] = {};  // of the row that the next step finishes
 #pragma unroll 1
     for (std::int32_t step = 0; step <= walk.rows; ++step) {
@@ -102,10 +97,9 @@ __global__ void __launch_bounds__(kEightThreads, 1)
 #pragma unroll
       for (int ph = 0; ph < kHalf; ++ph) {
         float four[kC];
-        next[0][ph].widen(four);
-        if (kAhead > 1) next[0][ph] = next[kAhead - 1][ph];
-        const bool there = walk.there && inside(oh + ph, walk.out_count) && step + kAhead <= walk.rows;
-        next[kAhead - 1][ph].load(of + ph * p.y.axis[1], there);
+        next[ph].widen(four);
+        const bool there = walk.there && inside(oh + ph, walk.out_count) && step < walk.rows;
+        next[ph].load(of + ph * p.y.axis[1], there);
 #pragma unroll
         for (int i = 0; i < 2 * kC; ++i) {
           add_product(done[i], four[i % kC], taps[ph][1][i / kC][i % kC]);
@@ -124,9 +118,7 @@ __global__ void __launch_bounds__(kEightThreads, 1)
   }
 }
 
-#define UPFOLD_MAKE(dtype, Value) \
-  template __global__ void depthwise_last_eight_kernel<Value>(const EightJob, const Value*, const Value*, Value*);
-UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
+template __global__ void depthwise_last_eight_kernel<float>(const EightJob, const float*, const float*, float*);
 
 }  // namespace upfold::cuda
 
@@ -136,9 +128,10 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 
 namespace upfold::cuda {
 
+// In 16 bits the sums across lanes take as long as the reads, and the wide kernels of depthwise_input.cu are as fast (H200).
 bool depthwise_last_eight_fits(const Problem& p) {
-  return last_is(p, kEight, 2 * kEight, kEight, 2 * kEight) && p.kernel_d == 1 && p.stride_d == 1 && depthwise_last_vectors(p) &&
-         p.in_channels % kEightChannels == 0;
+  return p.dtype == Dtype::kFloat32 && last_is(p, kEight, 2 * kEight, kEight, 2 * kEight) && p.kernel_d == 1 && p.stride_d == 1 &&
+         depthwise_last_vectors(p) && p.in_channels % kEightChannels == 0;
 }
 
 bool depthwise_last_eight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
@@ -151,11 +144,8 @@ bool depthwise_last_eight(const Launch& launch, const Problem& p, const Depthwis
   job.groups = make_divisor(groups), job.rows = make_divisor(p.in_h), job.column_blocks = make_divisor(column_blocks);
   job.depth = make_divisor(p.in_d), job.steps = std::uint32_t(steps), job.length = std::uint32_t(length);
   const unsigned blocks = unsigned(groups * ceil_div(steps, length));
-  with_value(p, [&](auto value) {
-    using Value = decltype(value);
-    launch_kernel("depthwise", depthwise_last_eight_kernel<Value>, launch, blocks, kEightThreads, job,
-                  static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
-  });
+  launch_kernel("depthwise", depthwise_last_eight_kernel<float>, launch, blocks, kEightThreads, job,
+                static_cast<const float*>(operands.y), static_cast<const float*>(operands.w), static_cast<float*>(operands.x));
   return true;
 }
 

@@ -207,7 +207,7 @@ constexpr int kFitting = sizeof(Value) == 4 && kBlocks > 2 ? kBlocks - 1 : kBloc
 #define UPFOLD_WALKS(DO, Value)             \
   DO(Value, 4, 2, 2, 2, 2, false, false, 2) \
   DO(Value, 4, 1, 2, 2, 4, true, false, 2)  \
-  DO(Value, 4, 1, 2, 2, 3, true, false, 2)  \
+  DO(Value, 2, 2, 3, 2, 3, false, false, 3) \
   DO(Value, 4, 1, 1, 2, 2, true, true, 3)   \
   DO(Value, 4, 1, 1, 1, 1, true, true, 4)   \
   DO(Value, 4, 1, 2, 2, 4, true, true, 2)   \
