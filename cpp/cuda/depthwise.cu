@@ -1,6 +1,7 @@
 // The depthwise method (one input channel in each group): what `config` chooses between, and the kernel that takes every stride,
 // dilation and layout. Its threads own outputs of one column and one phase, which have the same taps; lanes run along the fastest
-// axis of y, channels or columns.
+// axis of y, channels or columns. Choice 0 is that of rows whose neighbours lie together, or of vectors of channels
+// (depthwise_last.cuh); choice 1 takes everything.
 #include "depthwise.cuh"
 
 namespace upfold::cuda {

@@ -216,7 +216,6 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   template __global__ void depthwise_last_kernel<LastForward<Value, kC, kSh, kKh, kS, kK, kPhaseH, kPhaseW>, kBlocks> \
   UPFOLD_ARGUMENTS(Value, DepthwiseLastJob)
 UPFOLD_UNITS(UPFOLD_MAKE_WALK, float)
-UPFOLD_UNITS(UPFOLD_MAKE_WALK, __nv_bfloat16)
 #define UPFOLD_MAKE(dtype, Value)                                                                                       \
   UPFOLD_WALKS(UPFOLD_MAKE_WALK, Value)                                                                                 \
   template __global__ void depthwise_last_loop_kernel<Value, 2>                                                         \
@@ -227,7 +226,6 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
-#include <cstdlib>
 #include "api.h"
 #include "launch.cuh"
 
@@ -259,9 +257,10 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
   job.problem = depthwise_job(p);
   const std::int64_t vectors = p.out_channels / shape.channels, staged_taps = shape.staged_rows * p.kernel_w;
   std::int64_t lanes = std::min<std::int64_t>(64, vectors);
-  if (staged_taps > 0) lanes = std::min(lanes, kMostStaged / (staged_taps * shape.channels));
+  const std::int64_t fewest = std::min(lanes, kFewestLanes);
+  if (staged_taps > 0) lanes = std::min(lanes, (kMostStaged / staged_taps - kPadding) / shape.channels);
   if (shape.whole) lanes = std::min(lanes, kDepthwiseThreads / (p.stride_w / shape.run));
-  if (lanes == 0) return job;
+  if (lanes < fewest) return job;
   const std::int64_t groups = ceil_div(vectors, lanes);
   lanes = ceil_div(vectors, groups);
   job.first_row = std::int32_t(p.pad_h / p.stride_h), job.first_column = std::int32_t(p.pad_w / p.stride_w);
@@ -292,11 +291,6 @@ DepthwiseLastJob depthwise_last_job(const Problem& p, const LastShape& shape) {
 
 namespace {
 
-double tune(const char* name, double otherwise) {
-  const char* found = std::getenv(name);
-  return found ? std::atof(found) : otherwise;
-}
-
 template <typename Value>
 using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, const Value*, Value*);
 
@@ -321,10 +315,8 @@ Found<Value> kernel_of(const Problem& p) {
             kS,                                                                                         \
             kPhaseH,                                                                                    \
             kPhaseW};
-  if constexpr (std::is_same<Value, float>::value || std::is_same<Value, __nv_bfloat16>::value) {
-    if (sizeof(Value) == 4 || tune("LAST_UNIT", 0) > 0) {
-      UPFOLD_UNITS(UPFOLD_CHOOSE, Value)
-    }
+  if constexpr (sizeof(Value) == 4) {
+    UPFOLD_UNITS(UPFOLD_CHOOSE, Value)
   }
   UPFOLD_WALKS(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
@@ -343,7 +335,7 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
                         false,
                         found.channels,
                         found.rows,
-                        std::int64_t(tune("LAST_WAVES", 1) * kMultiprocessors * found.blocks)};
+                        kMultiprocessors * found.blocks};
   const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
   const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, found.channels);

@@ -71,9 +71,10 @@ UPFOLD_DEVICE LastThread last_thread(const DepthwiseLastJob& job) {
 
 // The taps of a block's channels, as staged[(row * kernel_w + kw) * pitch + channel]: rows first, first + step, ... of the
 // kernel, zero behind its end. Neighbouring threads read neighbouring taps.
+constexpr int kPadding = 4;  // so that neighbouring taps lie in different banks
 template <int kC>
 UPFOLD_DEVICE std::int32_t staged_pitch(const DepthwiseLastJob& job) {
-  return std::int32_t(job.lanes.value) * kC + 4;
+  return std::int32_t(job.lanes.value) * kC + kPadding;
 }
 template <int kC, int kRows, typename Value>
 UPFOLD_DEVICE void stage_taps(const DepthwiseLastJob& job, const LastThread& thread, const Value* __restrict__ w,
@@ -167,6 +168,7 @@ struct LastWalk {
 
 #ifndef __CUDACC_RTC__
 constexpr std::int64_t kMostStaged = 8192;      // floats
+constexpr std::int64_t kFewestLanes = 4;        // of neighbouring channels, unless there are no more
 constexpr std::int64_t kMultiprocessors = 132;  // of an H200
 
 // Whether kernels and strides are those of a list, without dilation.
@@ -206,7 +208,7 @@ inline bool last_takes(const Problem& p, const LastTaps& taps, const LastTaps& o
   return row && column;
 }
 inline int last_staged_bytes(const DepthwiseLastJob& job, std::int64_t taps, std::int64_t channels) {
-  return int(taps * (job.lanes.value * channels + 4) * 4);
+  return int(taps * (job.lanes.value * channels + kPadding) * 4);
 }
 inline unsigned last_threads(const DepthwiseLastJob& job) { return unsigned(ceil_div(job.lanes.value * job.slots, 32) * 32); }
 inline unsigned last_blocks(const DepthwiseLastJob& job) { return job.groups.value * job.phases.value * job.parts; }

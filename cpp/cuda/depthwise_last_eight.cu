@@ -1,8 +1,8 @@
-// The depthwise method, the adjoint in x for channels_last tensors, of strides of eight and kernels of two strides. A block owns
-// sixteen channels, kOwned columns of x and a part of the steps down them. Lanes of a warp are the phases of the W axis, for four
-// vectors of channels; a warp has one unit of that axis and half of the phases of the H axis, whose taps its threads keep in
-// registers, so that every vector of y is read by one thread. A step is a unit of the H axis: it finishes a row of x, of which
-// lanes add up what the phases have, and the block what its warps have, for kBatch rows at a time.
+// The depthwise method, the adjoint in x for channels_last tensors of float32, of strides of eight and kernels of two strides. A
+// block owns sixteen channels, kOwned columns of x and a part of the steps down them. Lanes of a warp are the phases of the W
+// axis, for four vectors of channels; a warp has one unit of that axis and half of the phases of the H axis, whose taps its
+// threads keep in registers, so that every vector of y is read by one thread. A step is a unit of the H axis: it finishes a row
+// of x, of which lanes add up what the phases have, and the block what its warps have, for kBatch rows at a time.
 #include "depthwise_last.cuh"
 #include "depthwise_weight.cuh"
 
@@ -46,9 +46,8 @@ UPFOLD_DEVICE EightWalk eight_walk(const EightJob& job, std::uint32_t at, std::u
 }
 
 // Adds up `rows` rows of a batch.
-template <typename Value>
 UPFOLD_DEVICE void store_batch(const EightJob& job, const EightShares& shares, const EightWalk& walk, std::int32_t first,
-                               std::int32_t rows, std::int32_t channel, Value* x) {
+                               std::int32_t rows, std::int32_t channel, float* x) {
   static_assert(kEightThreads == kBatch * kUnits * kEightChannels, "an element of x for every thread");
   const std::int32_t c = std::int32_t(threadIdx.x) % kEightChannels, column = std::int32_t(threadIdx.x) / kEightChannels % kUnits;
   const std::int32_t row = std::int32_t(threadIdx.x) / (kEightChannels * kUnits);
@@ -56,13 +55,12 @@ UPFOLD_DEVICE void store_batch(const EightJob& job, const EightShares& shares, c
   const float sum = (shares[row][column][0][0][c] + shares[row][column][1][0][c]) +
                     (shares[row][column + 1][0][1][c] + shares[row][column + 1][1][1][c]);
   const DepthwiseStrides& s = job.problem.x;
-  x[walk.to + channel + c + (first + row) * s.axis[1] + column * s.axis[2]] = Narrow<Value>::from(sum);
+  x[walk.to + channel + c + (first + row) * s.axis[1] + column * s.axis[2]] = sum;
 }
 
-template <typename Value>
 __global__ void __launch_bounds__(kEightThreads, 1)
-    depthwise_last_eight_kernel(const EightJob job, const Value* __restrict__ y, const Value* __restrict__ w,
-                                Value* __restrict__ x) {
+    depthwise_last_eight_kernel(const EightJob job, const float* __restrict__ y, const float* __restrict__ w,
+                                float* __restrict__ x) {
   __shared__ EightShares shares[2];
   const DepthwiseJob& p = job.problem;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
@@ -82,9 +80,9 @@ __global__ void __launch_bounds__(kEightThreads, 1)
   for (std::uint32_t at = begin; at < end;) {
     const EightWalk walk = eight_walk(job, at, end, own, unit, half * kHalf, phase);
     at += std::uint32_t(walk.rows);
-    const Value* of = y + walk.of;
+    const float* of = y + walk.of;
     std::int32_t oh = walk.oh;
-    LaneVector<Value, kC> next[kHalf];
+    LaneVector<float, kC> next[kHalf];
 #pragma unroll
     for (int ph = 0; ph < kHalf; ++ph) next[ph].load(of + ph * p.y.axis[1], walk.there && inside(oh + ph, walk.out_count));
     float below[2 * kC] = {};  // of the row that the next step finishes
@@ -118,8 +116,6 @@ __global__ void __launch_bounds__(kEightThreads, 1)
   }
 }
 
-template __global__ void depthwise_last_eight_kernel<float>(const EightJob, const float*, const float*, float*);
-
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
@@ -144,7 +140,7 @@ bool depthwise_last_eight(const Launch& launch, const Problem& p, const Depthwis
   job.groups = make_divisor(groups), job.rows = make_divisor(p.in_h), job.column_blocks = make_divisor(column_blocks);
   job.depth = make_divisor(p.in_d), job.steps = std::uint32_t(steps), job.length = std::uint32_t(length);
   const unsigned blocks = unsigned(groups * ceil_div(steps, length));
-  launch_kernel("depthwise", depthwise_last_eight_kernel<float>, launch, blocks, kEightThreads, job,
+  launch_kernel("depthwise", depthwise_last_eight_kernel, launch, blocks, kEightThreads, job,
                 static_cast<const float*>(operands.y), static_cast<const float*>(operands.w), static_cast<float*>(operands.x));
   return true;
 }

@@ -119,29 +119,17 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
-#include <cstdlib>
 #include "api.h"
 #include "launch.cuh"
 
 namespace upfold::cuda {
 namespace {
 
-double tune(const char* name, double otherwise) {
-  const char* found = std::getenv(name);
-  return found ? std::atof(found) : otherwise;
-}
-
 template <typename Value>
 bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
 #define UPFOLD_RUN_KNOWN(type, kC, kSh, kKh, kS, kK, kBlocks)                                                                   \
   if (last_is(p, kSh, kKh, kS, kK)) {                                                                                           \
-    const LastShape shape{LastShape::kPixels,                                                                                   \
-                          LastShape::kPixels,                                                                                   \
-                          1,                                                                                                    \
-                          false,                                                                                                \
-                          kC,                                                                                                   \
-                          kKh,                                                                                                  \
-                          std::int64_t(tune("LAST_IWAVES", 2) * kMultiprocessors * kBlocks)};                                   \
+    const LastShape shape{LastShape::kPixels, LastShape::kPixels, 1, false, kC, kKh, kMultiprocessors * kBlocks};               \
     const DepthwiseLastJob job = depthwise_last_job(p, shape);                                                                  \
     const Grid grid{last_blocks(job), last_threads(job), last_staged_bytes(job, kKh * kK, kC)};                                 \
     launch_grid("depthwise", depthwise_last_input_kernel<LastInput<Value, kC, kSh, kKh, kS, kK>, kBlocks>, launch, grid, job,   \

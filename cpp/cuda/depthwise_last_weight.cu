@@ -225,17 +225,11 @@ UPFOLD_DEPTHWISE_TYPES(UPFOLD_MAKE)
 }  // namespace upfold::cuda
 
 #ifndef __CUDACC_RTC__
-#include <cstdlib>
 #include "api.h"
 #include "launch.cuh"
 
 namespace upfold::cuda {
 namespace {
-
-double tune(const char* name, double otherwise) {
-  const char* found = std::getenv(name);
-  return found ? std::atof(found) : otherwise;
-}
 
 template <typename Value>
 using LastKernel = void (*)(const DepthwiseLastJob, const Value*, const Value*, float*);
@@ -275,7 +269,7 @@ DepthwiseLastJob job_of(const Problem& p, const Found<Value>& found) {
                         found.phase_w,
                         found.channels,
                         0,
-                        std::int64_t(tune("LAST_WBLOCKS", 1) * kMultiprocessors * found.blocks)};
+                        kMultiprocessors * found.blocks};
   DepthwiseLastJob job = depthwise_last_job(p, shape);
   return std::int64_t(job.parts) <= fit ? job : DepthwiseLastJob{};
 }
