@@ -36,6 +36,22 @@ struct LastWeight {
     }
   }
 
+  // Steps whose rows are all inside, of a thread whose columns are: from `first` on, so many.
+  struct Inner {
+    std::int32_t first, count;
+  };
+  static __device__ __forceinline__ Inner inner_steps(const Walk& walk, std::int32_t count, std::int32_t steps,
+                                                      std::int32_t y_end) {
+    bool whole = count == kMh;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) whole = whole && walk.reads[m];
+#pragma unroll
+    for (int i = 0; i < kS; ++i) whole = whole && walk.writes[i];
+    const std::int32_t first = max(kLast - walk.ih, walk.oh < 0 ? 1 : 0);
+    const std::int32_t below = kSh > 1 && y_end - walk.oh < steps * kSh ? steps - 1 : steps;
+    return {first, whole ? max(min(below, walk.in_end - walk.ih) - first, 0) : 0};
+  }
+
   __device__ __forceinline__ void run(const DepthwiseLastJob& job, const LastThread& thread, const Walk& walk, std::int32_t count,
                                       const Value* __restrict__ x, const Value* __restrict__ y) {
     const DepthwiseJob& p = job.problem;
@@ -65,15 +81,7 @@ struct LastWeight {
     for (int i = 0; i < kLast * kM; ++i) above[i / kM][i % kM].widen(rows[i / kM][i % kM]);
     ih = walk.ih;
     of += kAheadY * step_y;
-    bool whole = count == kMh;
-#pragma unroll
-    for (int m = 0; m < kM; ++m) whole = whole && walk.reads[m];
-#pragma unroll
-    for (int i = 0; i < kS; ++i) whole = whole && walk.writes[i];
-    // Steps whose rows are all inside: from `first` on, as many as `inner`.
-    const std::int32_t first = max(kLast - walk.ih, oh < 0 ? 1 : 0);
-    const std::int32_t below = kSh > 1 && y_end - oh < steps * kSh ? steps - 1 : steps;
-    const std::int32_t inner = whole ? max(min(below, walk.in_end - walk.ih) - first, 0) : 0;
+    const Inner inner = inner_steps(walk, count, steps, y_end);
 #pragma unroll 1
     for (std::int32_t step = 0; step < steps; step += kUnroll) {
 #pragma unroll
@@ -94,8 +102,8 @@ struct LastWeight {
         }
 #pragma unroll
         for (int mh = 0; mh < kMh; ++mh) x_rows[mh] = mh < count && inside(ih - mh, walk.in_end);
-        inside(step + i - first, inner) ? add_step<true>(rows, of_y, i + kLast, walk, x_rows, y_rows)
-                                        : add_step<false>(rows, of_y, i + kLast, walk, x_rows, y_rows);
+        inside(step + i - inner.first, inner.count) ? add_step<true>(rows, of_y, i + kLast, walk, x_rows, y_rows)
+                                                    : add_step<false>(rows, of_y, i + kLast, walk, x_rows, y_rows);
         ++ih, from += step_x, oh += h.stride, of += step_y;
       }
     }
