@@ -1,6 +1,7 @@
 // The depthwise method (one input channel in each group): what `config` chooses between, and the kernel that takes every stride,
 // dilation and layout. Its threads own outputs of one column and one phase, which have the same taps; lanes run along the fastest
-// axis of y, channels or columns.
+// axis of y, channels or columns. Choice 0 is that of rows whose neighbours lie together, or of vectors of channels
+// (depthwise_last.cuh); choice 1 takes everything.
 #include "depthwise.cuh"
 
 namespace upfold::cuda {
@@ -109,12 +110,11 @@ Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, vo
                              make_divisor(p.kernel_h),     make_divisor(p.kernel_w),
                              narrow_strides(p.w),          std::uint32_t(elements)};
   const unsigned blocks = unsigned(ceil_div(elements, kDepthwiseThreads));
-#define UPFOLD_PACK(dtype_name, Value)                                                               \
-  if (p.dtype == Dtype::dtype_name)                                                                  \
-    launch_kernel("depthwise", depthwise_pack_kernel<Value>, launch, blocks, kDepthwiseThreads, job, \
-                  static_cast<const Value*>(w), static_cast<Value*>(packed));
-  UPFOLD_DEPTHWISE_TYPES(UPFOLD_PACK)
-#undef UPFOLD_PACK
+  with_value(p, [&](auto value) {
+    using Value = decltype(value);
+    launch_kernel("depthwise", depthwise_pack_kernel<Value>, launch, blocks, kDepthwiseThreads, job, static_cast<const Value*>(w),
+                  static_cast<Value*>(packed));
+  });
   Problem q = p;
   q.w.w = p.out_channels, q.w.h = p.kernel_w * q.w.w, q.w.d = p.kernel_h * q.w.h;
   q.w.n = out_channels_per_group(p), q.w.c = 1;
@@ -163,20 +163,18 @@ void general(const Launch& launch, const Problem& p, const DepthwiseOperands& op
                 static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
 }
 
+// Whether choice 0 is that of whole vectors of channels, with choice 1 for operands that are not aligned.
+bool lasts(const Problem& p) {
+  if (p.op == Operator::kConv) return !depthwise_input_special(p) && depthwise_last_input_fits(p);
+  return p.op == Operator::kConvTranspose && !depthwise_rows_fits(p) && depthwise_last_vectors(p);
+}
+
 // Whether the general kernels have lanes along channels.
 bool along_channels(const Problem& p) { return (p.op == Operator::kConv ? p.x.c : p.y.c) == 1; }
 
 void transposed(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
   if (special) return depthwise_rows(launch, p, operands);
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return general<Value>(launch, p, operands);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return;
-  }
+  return with_value(p, [&](auto value) { return general<decltype(value)>(launch, p, operands); });
 }
 
 // Whether the problem can be stated in 32 bits.
@@ -203,14 +201,16 @@ bool depthwise_fits(const Problem& p, int config) {
   if (p.batch == 0) return true;
   const Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return config == 1 || depthwise_weight_special(q);
-  if (p.op == Operator::kConv) return config == 1 || depthwise_input_special(q);
-  return config == 1 ? depthwise_threads(general_job(q), q.batch) <= kDepthwiseMost : depthwise_rows_fits(q);
+  if (p.op == Operator::kConv) return config == 1 || depthwise_input_special(q) || lasts(q);
+  if (config == 0 && depthwise_rows_fits(q)) return true;
+  return (config == 1 || lasts(q)) && depthwise_threads(general_job(q), q.batch) <= kDepthwiseMost;
 }
 
 std::int64_t depthwise_workspace_bytes(const Problem& p, int config) {
   if (p.batch == 0) return 0;
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight_bytes(depthwise_plane(p), config == 0);
-  return config == 1 && along_channels(p) ? depthwise_packed_bytes(p) : 0;
+  const bool packs = config == 1 ? along_channels(p) : lasts(depthwise_plane(p));
+  return packs ? depthwise_packed_bytes(p) : 0;
 }
 
 void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, int config) {
@@ -219,6 +219,11 @@ void depthwise(const Launch& launch, const Problem& p, const DepthwiseOperands& 
   const DeviceScope scope(launch.device);
   Problem q = depthwise_plane(p);
   if (p.op == Operator::kConvTransposeWeight) return depthwise_weight(launch, q, operands, config == 0);
+  if (config == 0 && lasts(q)) {
+    const bool ran = p.op == Operator::kConv ? depthwise_last_input(launch, q, operands) : depthwise_last(launch, q, operands);
+    if (ran) return;
+    config = 1;
+  }
   DepthwiseOperands taken = operands;
   if (config == 1 && along_channels(q)) {
     q = depthwise_pack(launch, q, operands.w, operands.workspace);

@@ -136,6 +136,16 @@ inline std::int64_t depthwise_threads(const DepthwiseJob& job, std::int64_t batc
   for (const Divisor* by : {&job.columns, &job.phases, &job.tiles, &job.depth, &job.channels}) count *= by->value;
   return count <= double(kDepthwiseMost) ? std::int64_t(count) : kDepthwiseMost + 1;
 }
+// body(Value{}) for the type of a problem's elements.
+template <typename Body>
+auto with_value(const Problem& p, Body body) -> decltype(body(float{})) {
+  if (p.dtype == Dtype::kFloat32) return body(float{});
+  return p.dtype == Dtype::kFloat16 ? body(__half{}) : body(__nv_bfloat16{});
+}
+// Whether strides and kernels of the H and W axes are these.
+inline bool has_kernel(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
+  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel;
+}
 // Rows of w neighbours that lie together.
 inline bool together(std::int64_t stride, std::int64_t size) { return stride == 1 || size == 1; }
 inline bool dense_taps(const Axis& a) { return a.dilation == 1 || a.kernel == 1; }
@@ -159,6 +169,12 @@ Problem depthwise_pack(const Launch& launch, const Problem& p, const void* w, vo
 // What walks down whole aligned rows; false where a problem or its operands are none of these.
 bool depthwise_walk(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 bool depthwise_walk_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+// What owns vectors of channels, whether these are whole, and their kernels; false where an address is not aligned. The workspace
+// has depthwise_packed_bytes().
+bool depthwise_last_vectors(const Problem& p);
+bool depthwise_last(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+bool depthwise_last_input_fits(const Problem& p);
+bool depthwise_last_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
 // The runs of rows, the adjoint in x and the adjoint in w, a file each; `p` is a depthwise_plane.
 bool depthwise_rows_fits(const Problem& p);
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);

@@ -274,12 +274,8 @@ UPFOLD_MAKE_PAIRS(__nv_bfloat16)
 namespace upfold::cuda {
 namespace {
 
-bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel;
-}
-
 bool short_fits(const Problem& p) {
-#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || is_short(p, kSh, kKh, kS, kK)
+#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || has_kernel(p, kSh, kKh, kS, kK)
   return false UPFOLD_SHORT(UPFOLD_IS_SHORT, );
 #undef UPFOLD_IS_SHORT
 }
@@ -339,7 +335,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   const auto kernel = [&]() -> void (*)(const DepthwiseJob, const Value*, const Value*, Value*) {
     if (!special && !channels_fit(p)) return depthwise_input_general_kernel<Value>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
-  if (is_short(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
+  if (has_kernel(p, kSh, kKh, kS, kK)) return depthwise_input_short_kernel<Value, kSh, kKh, kS, kK>;
     if constexpr (sizeof(Value) == 4) {
       if (special) {
         UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
@@ -370,15 +366,7 @@ void depthwise_input(const Launch& launch, const Problem& p, const DepthwiseOper
   if (special && depthwise_walk_input(launch, p, operands)) return;
   // Element by element, the 16-bit ones of short kernels are read faster by the general kernel (on an H200).
   const bool known = special && (p.dtype == Dtype::kFloat32 || !short_fits(p));
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return run<Value>(launch, p, operands, known);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return;
-  }
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands, known); });
 }
 
 }  // namespace upfold::cuda

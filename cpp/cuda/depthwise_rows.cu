@@ -257,8 +257,7 @@ namespace {
 
 bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel,
               std::int64_t phase) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
-         p.pad_w % stride == phase;
+  return has_kernel(p, stride_h, kernel_h, stride, kernel) && p.pad_w % stride == phase;
 }
 
 bool short_fits(const Problem& p) {
@@ -350,15 +349,7 @@ bool depthwise_rows_fits(const Problem& p) {
 
 void depthwise_rows(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (depthwise_walk(launch, p, operands)) return;
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return run<Value>(launch, p, operands);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      throw InvalidArgument(concat("dtype ", int(p.dtype), "; depthwise takes float32, float16 and bfloat16"));
-  }
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands); });
 }
 
 }  // namespace upfold::cuda

@@ -192,13 +192,7 @@ namespace {
 bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel,
               std::int64_t phase) {
   const std::int64_t before = stride == 1 ? (kernel - 1) / 2 : 0;
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel &&
-         p.pad_w == before * stride + phase;
-}
-
-bool is_wide(const Problem& p, std::int64_t run, std::int64_t kernel_h, std::int64_t kernel, bool halves) {
-  return p.kernel_h == kernel_h * p.stride_h && p.kernel_w == kernel * p.stride_w &&
-         (halves ? p.stride_w == run : p.stride_w % run == 0) && p.pad_w % run == (halves ? run / 2 : 0);
+  return has_kernel(p, stride_h, kernel_h, stride, kernel) && p.pad_w == before * stride + phase;
 }
 
 // Short walks: on an H200 four waves of them were 5 % faster than one.
@@ -257,15 +251,7 @@ bool depthwise_walk(const Launch& launch, const Problem& p, const DepthwiseOpera
   // A call of any other activation would take the registers that the taps lie in.
   if (p.activation != Activation::kNone && p.activation != Activation::kRelu) return false;
   if (!depthwise_dense(p) || p.kernel_d != 1 || p.stride_d != 1) return false;
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return run<Value>(launch, p, operands);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return false;
-  }
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands); });
 }
 
 }  // namespace upfold::cuda

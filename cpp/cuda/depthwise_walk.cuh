@@ -112,11 +112,19 @@ UPFOLD_DEVICE void store_results(Value* to, const float (&results)[kCount]) {
   pack_results<Value>(results, words);
   if constexpr (kWords == 4) __stcs(reinterpret_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
   if constexpr (kWords == 2) __stcs(reinterpret_cast<uint2*>(to), uint2{words[0], words[1]});
+  if constexpr (kWords == 1) __stcs(reinterpret_cast<std::uint32_t*>(to), words[0]);
 }
 
 #ifndef __CUDACC_RTC__
 constexpr std::int64_t kWalkThreads = 132 * 1024;  // which an H200 holds at once
 constexpr std::int64_t kFewestSteps = 4;           // of a walk, which begins with its taps and the rows before its own
+
+// Whether kernels are of so many strides, and every run of y begins at the phase of a run; or where `halves` a stride is a run,
+// and they begin half a run later.
+inline bool is_wide(const Problem& p, std::int64_t run, std::int64_t kernel_h, std::int64_t kernel, bool halves) {
+  return p.kernel_h == kernel_h * p.stride_h && p.kernel_w == kernel * p.stride_w &&
+         (halves ? p.stride_w == run : p.stride_w % run == 0) && p.pad_w % run == (halves ? run / 2 : 0);
+}
 
 // Walks that share out `rows`, each as long as the others or shorter: how many, and the steps of one.
 struct Walks {

@@ -170,18 +170,15 @@ using InputKernel = void (*)(const DepthwiseJob, const Value*, const Value*, Val
 // The kernel for a problem, or null.
 template <typename Value>
 InputKernel<Value> kernel_of(const Problem& p) {
-#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kP)                                                      \
-  if (p.stride_h == kSh && p.kernel_h == kKh && p.stride_w == kS && p.kernel_w == kK && p.pad_w == kP) \
+#define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kP)       \
+  if (has_kernel(p, kSh, kKh, kS, kK) && p.pad_w == kP) \
     return p.in_w % (kVector<Value> / kS) == 0 ? depthwise_walk_input_kernel<Value, kSh, kKh, kS, kK, kP> : nullptr;
   UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
   return nullptr;
 }
 
-bool is_eight(const Problem& p) {
-  return p.kernel_h == 2 * kEight && p.kernel_w == 2 * kEight && p.stride_h == kEight && p.stride_w == kEight &&
-         p.pad_w % (kEight / 2) == 0;
-}
+bool is_eight(const Problem& p) { return has_kernel(p, kEight, 2 * kEight, kEight, 2 * kEight) && p.pad_w % (kEight / 2) == 0; }
 
 template <typename Value>
 InputKernel<Value> eight_kernel_of(const Problem& p) {
@@ -222,15 +219,7 @@ bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 
 bool depthwise_walk_input(const Launch& launch, const Problem& p, const DepthwiseOperands& operands) {
   if (!depthwise_dense(p) || p.kernel_d != 1 || p.in_channels != p.out_channels) return false;
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return run<Value>(launch, p, operands);
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return false;
-  }
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands); });
 }
 
 }  // namespace upfold::cuda

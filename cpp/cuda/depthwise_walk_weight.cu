@@ -236,18 +236,8 @@ UPFOLD_HALF_TYPES(UPFOLD_MAKE)
 namespace upfold::cuda {
 namespace {
 
-bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel,
-              std::int64_t pad) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel && p.pad_w == pad;
-}
-
-bool is_wide(const Problem& p, std::int64_t run, std::int64_t kernel_h, std::int64_t kernel, bool halves) {
-  return p.kernel_h == kernel_h * p.stride_h && p.kernel_w == kernel * p.stride_w &&
-         (halves ? p.stride_w == run : p.stride_w % run == 0) && p.pad_w % run == (halves ? run / 2 : 0);
-}
-
 bool short_fits(const Problem& p) {
-#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK, kP) || is_short(p, kSh, kKh, kS, kK, kP)
+#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK, kP) || (has_kernel(p, kSh, kKh, kS, kK) && p.pad_w == kP)
   return false UPFOLD_SHORT(UPFOLD_IS_SHORT, );
 #undef UPFOLD_IS_SHORT
 }
@@ -265,7 +255,7 @@ using WeightKernel = void (*)(const DepthwiseWeightJob, const Value*, const Valu
 template <typename Value>
 WeightKernel<Value> kernel_of(const Problem& p) {
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK, kP) \
-  if (is_short(p, kSh, kKh, kS, kK, kP)) return depthwise_walk_weight_kernel<Value, kSh, kKh, kS, kK, kP>;
+  if (has_kernel(p, kSh, kKh, kS, kK) && p.pad_w == kP) return depthwise_walk_weight_kernel<Value, kSh, kKh, kS, kK, kP>;
   UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
 #define UPFOLD_CHOOSE(type, kMh, kM, kHalves) \

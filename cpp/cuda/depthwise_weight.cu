@@ -236,13 +236,9 @@ constexpr std::int64_t kBlocksWanted = 1056;  // eight for each of an H200's mul
 
 enum class Kind { kShort, kWide, kGeneral };
 
-bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel) {
-  return p.stride_h == stride_h && p.kernel_h == kernel_h && p.stride_w == stride && p.kernel_w == kernel;
-}
-
 Kind kind_of(const Problem& p, bool special) {
   if (!special || !depthwise_dense(p)) return Kind::kGeneral;
-#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || is_short(p, kSh, kKh, kS, kK)
+#define UPFOLD_IS_SHORT(Value, kSh, kKh, kS, kK) || has_kernel(p, kSh, kKh, kS, kK)
   if (false UPFOLD_SHORT(UPFOLD_IS_SHORT, )) return Kind::kShort;
 #undef UPFOLD_IS_SHORT
   const bool wide = p.kernel_w >= 4 && p.kernel_w <= 128 && (p.kernel_h == p.stride_h || p.kernel_h == 2 * p.stride_h);
@@ -306,7 +302,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
     if (kind == Kind::kGeneral && found.job.problem.lanes_are_channels) return depthwise_weight_general_kernel<Value, kLaneTaps>;
     if (kind == Kind::kGeneral) return depthwise_weight_general_kernel<Value, 1>;
 #define UPFOLD_CHOOSE(type, kSh, kKh, kS, kK) \
-  if (is_short(p, kSh, kKh, kS, kK)) return depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK>;
+  if (has_kernel(p, kSh, kKh, kS, kK)) return depthwise_weight_short_kernel<Value, kSh, kKh, kS, kK>;
     UPFOLD_SHORT(UPFOLD_CHOOSE, Value)
 #undef UPFOLD_CHOOSE
 #define UPFOLD_CHOOSE(type, kMh, kVectors) \
@@ -324,6 +320,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
 }  // namespace
 
 bool depthwise_weight_special(const Problem& p) {
+  if (depthwise_last_weight_bytes(p) > 0) return true;
   const Kind kind = kind_of(p, true);
   return kind != Kind::kGeneral && weight_job(p, kind).blocks <= kDepthwiseMost;
 }
@@ -333,19 +330,14 @@ std::int64_t depthwise_weight_bytes(const Problem& p, bool special) {
   const DepthwiseWeightJob job = weight_job(p, kind).job;
   DepthwiseWeightJob walks{};
   const bool may_walk = kind != Kind::kGeneral && depthwise_walk_weight_job(p, walks);
-  return std::int64_t(std::max(job.parts.value, may_walk ? walks.parts.value : 0)) * job.elements * 4;
+  const std::int64_t last = special && kind == Kind::kGeneral ? depthwise_last_weight_bytes(p) : 0;
+  return std::max(last, std::int64_t(std::max(job.parts.value, may_walk ? walks.parts.value : 0)) * job.elements * 4);
 }
 
 void depthwise_weight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands, bool special) {
-  switch (p.dtype) {
-#define UPFOLD_CASE(dtype, Value) \
-  case Dtype::dtype:              \
-    return run<Value>(launch, p, operands, kind_of(p, special));
-    UPFOLD_DEPTHWISE_TYPES(UPFOLD_CASE)
-#undef UPFOLD_CASE
-    default:
-      return;
-  }
+  const bool last = special && kind_of(p, true) == Kind::kGeneral;
+  if (last && depthwise_last_weight(launch, p, operands)) return;
+  return with_value(p, [&](auto value) { return run<decltype(value)>(launch, p, operands, kind_of(p, special)); });
 }
 
 }  // namespace upfold::cuda

@@ -81,6 +81,11 @@ inline void depthwise_share_parts(DepthwiseWeightJob& job, std::int64_t wanted, 
   job.parts = make_divisor(ceil_div(job.items, job.length));
 }
 
+// Of channels_last tensors (depthwise_last_weight.cu): bytes of the partial sums, 0 where no kernel is for it; false where an
+// address is not aligned.
+std::int64_t depthwise_last_weight_bytes(const Problem& p);
+bool depthwise_last_weight(const Launch& launch, const Problem& p, const DepthwiseOperands& operands);
+
 // The job of the walks; false where the sizes are none of whole rows of a known kernel.
 bool depthwise_walk_weight_job(const Problem& p, DepthwiseWeightJob& job);
 // Fills the parts; false where the operands are not aligned.

@@ -122,6 +122,8 @@ Problem random_problem(Random& random, bool small) {
     p.dtype = Dtype(large ? 0 : pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
     p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 70}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40, 130});
+    const bool lanes = !large && pick(random, {0, 0, 0, 1}) != 0;  // depthwise, in vectors of channels
+    if (lanes) p.groups = p.in_channels = p.out_channels = pick(random, {4, 16, 20, 36});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
     std::int64_t* const kernel[] = {&p.kernel_d, &p.kernel_h, &p.kernel_w};
@@ -145,9 +147,10 @@ Problem random_problem(Random& random, bool small) {
     }
     const std::int64_t columns = p.batch * in_pixels(p) * p.out_channels * kernel_taps(p);
     if (!possible || columns > (large ? 2000000 : 100000) || columns < (large ? 500000 : 0)) continue;
-    p.x = dense(p.in_channels, p.in_d, p.in_h, p.in_w, pick(random, {0, 0, 1}) != 0);
+    const bool last = lanes && pick(random, {0, 1, 1}) != 0;
+    p.x = dense(p.in_channels, p.in_d, p.in_h, p.in_w, last || pick(random, {0, 0, 1}) != 0);
     p.w = dense(out_channels_per_group(p), p.kernel_d, p.kernel_h, p.kernel_w, pick(random, {0, 0, 1}) != 0);
-    p.y = dense(p.out_channels, p.out_d, p.out_h, p.out_w, pick(random, {0, 0, 1}) != 0);
+    p.y = dense(p.out_channels, p.out_d, p.out_h, p.out_w, last || pick(random, {0, 0, 1}) != 0);
     return p;
   }
 }

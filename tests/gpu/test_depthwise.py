@@ -65,7 +65,39 @@ LAYERS = {
     "whole 1d k4s2p1": ((11, 3, 40), 1, (4,), (2, 1, 0, 1)),
     "whole 3d plane": ((1, 2, 3, 5, 16), 1, (1, 4, 4), ((1, 2, 2), (0, 1, 1), 0, 1)),
     "whole 3d k4s2p1": ((1, 2, 3, 4, 8), 1, (4, 4, 4), (2, 1, 0, 1)),
+    # Whole vectors of channels, which lanes own where x and y are channels_last.
+    "lanes k4s2p1": ((2, 12, 9, 7), 1, (4, 4), (2, 1, 0, 1)),
+    "lanes k4s2p0op1, two groups": ((1, 260, 5, 6), 1, (4, 4), (2, 0, 1, 1)),
+    "lanes k2s2": ((2, 8, 5, 7), 1, (2, 2), (2, 0, 0, 1)),
+    "lanes k2s2p1op1": ((2, 4, 5, 3), 1, (2, 2), (2, 1, 1, 1)),
+    "lanes k3s2p1op1": ((2, 20, 9, 6), 1, (3, 3), (2, 1, 1, 1)),
+    "lanes k3s1p1": ((2, 16, 12, 11), 1, (3, 3), (1, 1, 0, 1)),
+    "lanes k3s4": ((2, 8, 3, 4), 1, (3, 3), (4, 0, 2, 1)),
+    "lanes k5s2p2op1": ((2, 12, 7, 9), 1, (5, 5), (2, 2, 1, 1)),
+    "lanes k6x4 s3x2": ((2, 8, 4, 5), 1, (6, 4), ((3, 2), (2, 1), 0, 1)),
+    "lanes k16s8p4": ((2, 64, 6, 5), 1, (16, 16), (8, 4, 0, 1)),
+    "lanes k16s8p3op3": ((1, 12, 3, 4), 1, (16, 16), (8, 3, 3, 1)),
+    "lanes k16s8p4, nine columns": ((2, 16, 11, 9), 1, (16, 16), (8, 4, 0, 1)),
+    "lanes k16s8p9": ((2, 32, 5, 15), 1, (16, 16), (8, 9, 2, 1)),
+    "lanes k64s32p16": ((1, 8, 3, 2), 1, (64, 64), (32, 16, 0, 1)),
+    "lanes k300s150": ((1, 8, 1, 3), 1, (1, 300), ((1, 150), 0, 0, 1)),
+    "lanes k2100s1050": ((1, 8, 1, 2), 1, (1, 2100), ((1, 1050), 0, 0, 1)),
+    "lanes row k4s2": ((3, 8, 1, 9), 1, (1, 4), ((1, 2), (0, 1), 0, 1)),
+    "lanes dilated by the stride": ((2, 8, 5, 6), 1, (3, 3), (2, 2, 1, 2)),
+    "lanes dilated along rows": ((2, 8, 5, 9), 1, (4, 3), ((2, 1), (1, 2), 0, (1, 2))),
+    "lanes dilated": ((2, 8, 6, 9), 1, (3, 3), (2, 2, 1, 3)),
+    "lanes k7s1p3": ((2, 8, 9, 8), 1, (7, 7), (1, 3, 0, 1)),
+    "lanes 3d k4s2p1": ((2, 8, 3, 4, 5), 1, (4, 4, 4), (2, 1, 0, 1)),
+    "lanes 3d plane": ((2, 12, 3, 5, 6), 1, (1, 4, 4), ((1, 2, 2), (0, 1, 1), 0, 1)),
+    "lanes 3d plane padded": ((2, 8, 4, 3, 5), 1, (1, 2, 2), ((1, 2, 2), (1, 0, 0), 0, 1)),
+    "lanes one pixel": ((3, 8, 1, 1), 1, (4, 4), (2, 1, 0, 1)),
+    "lanes tall": ((1, 8, 150, 3), 1, (4, 4), (2, 1, 0, 1)),
 }
+
+
+def in_lanes(t, name):
+    """In channels_last where a layer is of the kernels for it."""
+    return t.contiguous(memory_format=CHANNELS_LAST[t.dim()]) if name.startswith("lanes") else t
 
 
 @pytest.mark.parametrize("last", list(itertools.product([False, True], repeat=2)), ids=str)
@@ -113,34 +145,66 @@ def test_auto_takes_it(device, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("name", ["k4s2p1", "k16s8p4", "k3s1p1", "whole k4s2p1"])
+@pytest.mark.parametrize("name", ["k4s2p1", "k16s8p4", "k3s1p1", "whole k4s2p1", "lanes k4s2p1", "lanes k7s1p3"])
 def test_misaligned_results(device, name, dtype):
     """A result that starts at a multiple of its element alone, and rows that end before their tensor does."""
     x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
     geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
-    x = exact_like(x_shape, 16, dtype, 1).to(device)
+    x = in_lanes(exact_like(x_shape, 16, dtype, 1).to(device), name)
     w = exact_like((x_shape[1], multiplier, *kernel), 16, dtype, 2).to(device)
     want = reference((x, w, None), geometry)
-    wide = torch.full([size + 3 for size in want.shape], torch.nan, dtype=dtype, device=device)
+    wide = in_lanes(torch.full([size + 3 for size in want.shape], torch.nan, dtype=dtype, device=device), name)
     flat = torch.full((want.numel() + 2,), torch.nan, dtype=dtype, device=device)
-    for out in (flat[1:-1].view(want.shape), wide[tuple(slice(1, 1 + size) for size in want.shape)]):
+    for out in (
+        flat[1:-1].as_strided(want.shape, in_lanes(want, name).stride()),
+        wide[tuple(slice(1, 1 + size) for size in want.shape)],
+    ):
         assert_exact(ours((x, w, None), geometry, "depthwise", out=out), want)
     assert int(wide.isnan().sum()) == wide.numel() - want.numel()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("lanes")])
+def test_lanes_keep_to_their_tensors(device, name, dtype):
+    """All three operators between guard bands, channels of whose own lie beside the result's; the same bits each time."""
+    x_shape, _, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
+    geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
+    x = in_lanes(torch.randn(x_shape, generator=torch.Generator().manual_seed(1)).to(device, dtype), name)
+    w = torch.randn((x_shape[1], 1, *kernel), generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    x.requires_grad_()
+    w.requires_grad_()
+    results = []
+    with upfold.use(algorithm="depthwise"):
+        for _ in range(2):
+            y = ours((x, w, None), geometry)
+            grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
+            results.append((y.detach(), *torch.autograd.grad(y, (x, w), in_lanes(grad, name))))
+    for first, second in zip(*results):
+        assert torch.equal(first, second)
+    y = results[0][0]
+    bands = [size + (8 if axis == 1 else 2) for axis, size in enumerate(y.shape)]
+    wide = in_lanes(torch.full(bands, torch.nan, dtype=dtype, device=device), name)
+    out = wide[tuple(slice(4 if axis == 1 else 1, size + (4 if axis == 1 else 1)) for axis, size in enumerate(y.shape))]
+    with torch.no_grad():
+        assert torch.equal(ours((x, w, None), geometry, "depthwise", out=out), y)
+    assert int(wide.isnan().sum()) == wide.numel() - y.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", ["dla-depthwise-256@64", "dla-depthwise-64@32-k16"])
-def test_whole_layers(device, name, dtype):
+def test_whole_layers(device, name, last, dtype):
     """Large enough for threads that take several tiles, and blocks that share sums out: integers, so equal to direct's."""
     case = cases.find(name)
     x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    x.requires_grad_()
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    x = x.contiguous(memory_format=memory_format).requires_grad_()
     w.requires_grad_()
     results = []
     for algorithm in ("depthwise", "direct"):
         y = ours((x, w, b), case.geometry, algorithm)
         generator = torch.Generator().manual_seed(5)
-        grad = cases.sparse_integers(tuple(y.shape), 0.002, generator).to(device, dtype)
+        grad = cases.sparse_integers(tuple(y.shape), 0.002, generator).to(device, dtype).contiguous(memory_format=memory_format)
         results.append((y.detach(), *torch.autograd.grad(y, (x, w), grad)))
     for got, want in zip(*results):
         assert torch.equal(got, want)
@@ -148,7 +212,7 @@ def test_whole_layers(device, name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("name", ["whole k4s2p1", "k16s8p4"])
+@pytest.mark.parametrize("name", ["whole k4s2p1", "k16s8p4", "lanes k4s2p1", "lanes k16s8p4", "lanes 3d k4s2p1"])
 def test_activations_are_those_of_the_general_kernel(device, name, activation, dtype):
     x_shape, multiplier, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
     geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
@@ -156,6 +220,7 @@ def test_activations_are_those_of_the_general_kernel(device, name, activation, d
         exact_like(shape, 16, dtype, seed).to(device)
         for seed, shape in enumerate((x_shape, (x_shape[1], multiplier, *kernel), (x_shape[1] * multiplier,)))
     )
+    x = in_lanes(x, name)
     results = []
     for config in (0, 1):
         with use_config(config):
@@ -165,17 +230,22 @@ def test_activations_are_those_of_the_general_kernel(device, name, activation, d
         assert_exact(results[0], reference((x, w, b), geometry).relu())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("name", ["whole k4s2p1", "whole k3s1p1", "k16s8p4", "whole k16s8p12"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "name",
+    ["whole k4s2p1", "whole k3s1p1", "k16s8p4", "whole k16s8p12", "lanes k4s2p1", "lanes k2s2", "lanes k3s1p1", "lanes k16s8p4"],
+)
 def test_bad_gradients_reach_the_taps_that_meet_them(device, name, dtype):
     """A gradient at a corner is not multiplied with the zeros that stand for pixels outside."""
+    if dtype == torch.float32 and not name.startswith("lanes"):
+        pytest.skip("there are no walks of whole rows in float32")
     x_shape, _, kernel, (stride, padding, output_padding, dilation) = LAYERS[name]
     geometry = cached_geometry(len(kernel), stride, padding, output_padding, x_shape[1], dilation)
-    x = exact_like(x_shape, 16, dtype, 1).to(device)
+    x = in_lanes(exact_like(x_shape, 16, dtype, 1).to(device), name)
     w = exact_like((x_shape[1], 1, *kernel), 16, dtype, 2).to(device).requires_grad_()
     with upfold.use(algorithm="depthwise"):
         y = ours((x, w, None), geometry)
-        grad = exact_like(y.shape, 16, dtype, 3).to(device)
+        grad = in_lanes(exact_like(y.shape, 16, dtype, 3).to(device), name)
         for row, column in itertools.product((0, -1), repeat=2):
             mark = torch.zeros(y.shape, dtype=torch.float64)
             mark[0, 1, row, column] = 1

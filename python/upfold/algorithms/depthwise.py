@@ -33,14 +33,14 @@ class Depthwise:
         return None
 
     def configs(self, problem: Problem, device: torch.device) -> Sequence[int]:
-        """0: the kernels for usual strides; 1: the one that takes every problem."""
+        """0: the kernels for usual strides and for vectors of channels in channels_last; 1: the one that takes every problem."""
         loaded = cuda.module()
         fitting = [config for config in (0, 1) if loaded.depthwise_fits(problem.cuda, config)]
         affordable = [c for c in fitting if self.workspace_bytes(problem, c, device) <= problem.workspace_cap]
         return tuple(affordable or fitting)
 
     def workspace_bytes(self, problem: Problem, config: int, device: torch.device) -> int:
-        """Bytes of the weight gradient's partial sums."""
+        """Bytes of the weight gradient's partial sums, or of a copy of the weight."""
         needed: int = cuda.module().depthwise_workspace_bytes(problem.cuda, config)
         return needed
 
