@@ -57,6 +57,10 @@ _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half o
 # Per product of one result, which follow one another.
 _GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
 _GPU_DIRECT_WEIGHT_FACTOR = 1.54
+# More seconds of an element of columns where channels are innermost, of a forward and of a gradient: each, and as many times as
+# channels are fewer than one and as taps are more; and how many times as long `direct` takes for gradients of groups then.
+_GPU_INNERMOST = (1.6e-12, 24e-12, 0.0), (1.4e-12, 60e-12, 0.034e-12)
+_GPU_DIRECT_INNERMOST_GROUPS = 6.0
 _GPU_FUSED_FACTOR = {torch.float32: 1.05}  # of its own prediction, which only orders its tiles
 
 
@@ -124,15 +128,27 @@ def _gemm_on_gpu(problem: Problem) -> float:
     rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
     product = 2.0 * columns * depth / (rate * depth / (depth + _GPU_GEMM_HALF_DEPTH))
     memory = problem.bytes / _GPU_BYTES
+    more = _innermost_seconds(problem, columns)
+    if _has_one_tap(problem) and more > 0:  # x is turned, and its columns turned back
+        return 3 * _GPU_LAUNCH_SECONDS + product + 3.0 * memory
     if _has_one_tap(problem) or (problem.in_pixels == 1 and not any(problem.padding)):  # its columns are y
         return _GPU_LAUNCH_SECONDS + max(product, memory)
-    seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + 2.0 * columns * element / _GPU_BYTES
+    seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + 2.0 * columns * element / _GPU_BYTES + more
     spans = problem.kernel_size[2] // problem.stride[2]
     if problem.groups > 1 or problem.dilation[2] > 1 or spans < 2:
         return seconds
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans
-    moved = memory + (2.0 * columns * element / spans + windows) / _GPU_BYTES
+    moved = memory + (2.0 * columns * element / spans + windows) / _GPU_BYTES + more
     return min(seconds, 2 * _GPU_LAUNCH_SECONDS + _GPU_WINDOW_SECONDS + _GPU_WINDOW_FACTOR * product + moved)
+
+
+def _innermost_seconds(problem: Problem, columns: int) -> float:
+    """What columns cost more where the channels of y are innermost."""
+    forward = problem.operator is Operator.CONV_TRANSPOSE
+    if problem.y_strides[1] != 1 or problem.out_channels == 1 or (forward and problem.in_pixels == 1):
+        return 0.0
+    each, few, tap = _GPU_INNERMOST[not forward]
+    return columns * (each + few / problem.out_channels + tap * problem.taps)
 
 
 def _has_one_tap(problem: Problem) -> bool:
@@ -147,9 +163,10 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     rate = _GPU_GRADIENT_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
     product = 2.0 * columns * (depth if weight else depth + _GPU_GRADIENT_HALF_DEPTH) / rate
     memory, moved = problem.bytes / _GPU_GRADIENT_BYTES, columns * size / _GPU_GRADIENT_BYTES
+    more = _innermost_seconds(problem, columns)
     if _has_one_tap(problem):
-        return _GPU_GRADIENT_LAUNCH_SECONDS + max(product, memory)
-    launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory
+        return _GPU_GRADIENT_LAUNCH_SECONDS + (product + 3.0 * memory if more > 0 else max(product, memory))
+    launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory + more
     if size == 2 and problem.in_pixels % 8:  # rows of columns that are not 16 bytes aligned
         product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
     seconds = launches + moved + max(product, moved)
@@ -168,6 +185,8 @@ def _direct_on_gpu(problem: Problem) -> float:
     channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
     work = max(problem.flops / rate, problem.bytes / _GPU_DIRECT_BYTES)
+    if problem.operator is not Operator.CONV_TRANSPOSE and problem.groups > 1 and problem.y_strides[1] == 1:
+        work *= _GPU_DIRECT_INNERMOST_GROUPS
     if adjoint:
         in_a_row = problem.out_channels_per_group * problem.taps * _GPU_DIRECT_ADJOINT_TERM_SECONDS
         return _GPU_DIRECT_GRADIENT_CALL_SECONDS + max(work, in_a_row)
