@@ -55,12 +55,15 @@ class LastCutter {
   std::int64_t result_channels() const { return forward_ ? out_channels_per_group(p_) : in_channels_per_group(p_); }
   std::int64_t chunk() const { return chunk_bytes_ / element_; }
 
-  // Whether boxes can be described of the source as it lies.
+  // Whether boxes can be described of the source as it lies. Axes on which elements repeat are packed.
   bool lies_in_boxes() const {
     const Strides& s = source_strides();
     if (s.c != 1 || !aligned_) return false;
-    for (const std::int64_t stride : {s.n, s.d, s.h, s.w})
-      if (stride < 0 || stride * element_ % 16 != 0 || stride * element_ >= std::int64_t(1) << 40) return false;
+    const std::int64_t strides[] = {s.n, s.d, s.h, s.w}, sizes[] = {p_.batch, source_size_[0], source_size_[1], source_size_[2]};
+    for (int i = 0; i < 4; ++i) {
+      if (strides[i] < (sizes[i] > 1 ? 1 : 0) || strides[i] * element_ % 16 != 0) return false;
+      if (strides[i] * element_ >= std::int64_t(1) << 40) return false;
+    }
     return true;
   }
 

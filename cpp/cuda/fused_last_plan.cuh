@@ -146,7 +146,9 @@ class LastPlanner : LastCutter {
     std::int64_t patches = 2, stages = 2;
     if (patches * job.patch_bytes + stages * stage > most_shared_) return false;
     const std::int64_t all = all_stages();
-    const std::int64_t kept = sets_ * p_.groups * job.column_tiles.value == 1 ? all : kMostLastStages + 1;
+    // Where all tiles take the same weights.
+    const bool same = sets_ * p_.groups * job.column_tiles.value * job.splits.value == 1;
+    const std::int64_t kept = same ? all : kMostLastStages + 1;
     job.resident = kept <= kMostLastStages && 3 * job.patch_bytes + kept * stage <= most_shared_;
     if (job.resident) stages = kept;
     for (bool grown = true; grown;) {

@@ -1,0 +1,164 @@
+"""Tiles that read boxes of channels: tensors that are channels_last, packed first, or neither dense nor aligned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import upfold
+from gpu import missing
+from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
+from upfold import cases, execute, modes
+from upfold.algorithms import REGISTRY, fused_last
+from upfold.dispatch import use_config
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+FUSED = REGISTRY["fused"]
+LIMIT = 0.02
+LAYERS = ["sam-64-32@128", "dcgan-128-64@16", "seed2-square", "k5s3p1-64-64@128", "nnunet3d-64-32@64", "k3s4d3-64-64@64"]
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@pytest.fixture(autouse=True)
+def tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+def _last(x):
+    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+
+def _expanded(x):
+    return _last(x)[:1].expand_as(x)
+
+
+def _of_more_channels(x):
+    wide = torch.randint(-3, 4, (x.shape[0], x.shape[1] + 24, *x.shape[2:]), device=x.device).to(x.dtype)
+    return _last(wide)[:, 8 : 8 + x.shape[1]].copy_(x)
+
+
+def _behind_one(x):
+    """Its address is no multiple of 16 bytes."""
+    room = torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)
+    order = (0, *range(2, x.dim()), 1)
+    shape = [x.shape[axis] for axis in order]
+    return room[1:].view(shape).permute(0, x.dim() - 1, *range(1, x.dim() - 1)).copy_(x)
+
+
+def _reversed_axes(x):
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+STORAGES = {
+    "channels_last": _last,
+    "expanded": _expanded,
+    "of more channels": _of_more_channels,
+    "behind one": _behind_one,
+    "reversed axes": _reversed_axes,
+    "contiguous": torch.Tensor.contiguous,
+}
+
+
+def _configs(problem, device):
+    """Those of boxes, which must be there on Hopper."""
+    found = [config for config in FUSED.configs(problem, device) if config >= fused_last.FIRST]
+    assert found or torch.cuda.get_device_capability(device)[0] != 9
+    return found
+
+
+@TYPES
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_any_storage_is_exact(name, storage, dtype, device):
+    case = cases.find(name).scaled(LIMIT)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    x = STORAGES[storage](x)
+    want = reference((x, w, b), case.geometry)
+    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+
+
+@TYPES
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_any_storage_are_exact(name, storage, dtype, device):
+    case = cases.find(name).scaled(LIMIT)
+    x, w, _ = case.tensors(dtype, device, exact=True, bias=False)
+    shape = (case.batch, case.out_channels, *case.out_size)
+    g = STORAGES[storage](exact_like(shape, case.out_channels // case.groups * w[0, 0].numel(), dtype).to(device))
+    size, arguments = tuple(x.shape[2:]), modes.positional(case.geometry)
+    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
+    for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
+        with use_config(config):
+            assert_exact(execute.conv(g, w, size, arguments, "fused"), want)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "tanh"])
+@pytest.mark.parametrize("name", ["sam-64-32@128", "dcgan-128-64@16", "seed3-wide-kernel"])
+def test_activations(name, activation, last, device):
+    case = cases.find(name).scaled(LIMIT)
+    x, w, b = case.tensors(torch.bfloat16, device, exact=True, bias=True)
+    x = _last(x) if last else x
+    want = getattr(torch.nn.functional, activation)(reference((x, w, b), case.geometry)).to(torch.bfloat16)
+    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            got = ours((x, w, b), case.geometry, "fused", activation=activation)
+            torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+
+
+@TYPES
+@pytest.mark.parametrize("name", ["k5s3p1-64-64@128", "k3s4d3-64-64@64", "dcgan-128-64@16"])
+def test_bad_pixels_stay_where_taps_carry_them(name, dtype, device):
+    case = dataclasses.replace(cases.find(name).scaled(LIMIT), batch=1)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
+    mark = torch.zeros(x.shape, dtype=torch.float64)
+    mark[index] = 1
+    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
+    x = _last(x)
+    poisoned = x.clone()
+    poisoned[index] = torch.nan
+    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
+        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
+
+
+@TYPES
+@pytest.mark.parametrize("megabytes", [1, 2, 4])
+def test_a_source_beyond_the_cap_is_packed_in_parts(megabytes, dtype, device):
+    case = dataclasses.replace(cases.find("seed2-square").scaled(0.2), batch=5)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    with upfold.use(workspace_mb=megabytes):
+        problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+        for config in [config for config in FUSED.configs(problem, device) if config >= fused_last.FIRST]:
+            assert FUSED.workspace_bytes(problem, config, device) <= problem.workspace_cap
+            with use_config(config):
+                assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+
+
+@TYPES
+@pytest.mark.parametrize("name", ["pose-256-256@32x24", "seed3-wide-kernel", "pose-2048-256@8x6"])
+def test_bits_repeat_while_the_device_is_busy(name, dtype, device):
+    case = cases.find(name).scaled(2.0)
+    x, w, b = case.tensors(dtype, device, bias=True)
+    x = _last(x)
+    other, stream = torch.randn(2048, 2048, device=device), torch.cuda.Stream(device)
+    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            want = ours((x, w, b), case.geometry, "fused")
+            torch.cuda.synchronize(device)
+            for _ in range(12):
+                with torch.cuda.stream(stream):
+                    other = (other @ other).clamp(-1, 1)
+                assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), config
+            torch.cuda.synchronize(device)
