@@ -203,6 +203,7 @@ template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(kLastStoring)
     fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
                              const Value* __restrict__ bias, Value* __restrict__ y) {
+#if UPFOLD_WARPGROUPS
   __shared__ alignas(16) unsigned char staging[kPlanes ? kLastStagedBytes : 16];
   using Run = LastTile<Tile::kM, 8 / int(sizeof(Value)), Tile::kPhases, 1, Tile::kVectors>;
   constexpr int kRuns = Tile::kSub8 / Run::kSub8;
@@ -223,6 +224,7 @@ __global__ void __launch_bounds__(kLastStoring)
   LastPlace place = last_place(job, first);
   place.column_tile = place.column_tile * kRuns + run;
   Store{job, place, bias, y, staging}.run(sums);
+#endif
 }
 
 // packed[group][column tile][chunk][pair][column][16 bytes], a thread for each vector; neighbouring threads read the taps of one
