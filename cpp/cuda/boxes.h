@@ -15,7 +15,8 @@ struct BoxTensor {
   std::int32_t box[5];      // at most 256 of each axis; the first is a multiple of 16 bytes
   std::int32_t swizzle;     // bytes of the rows whose vectors change places (mma.cuh): 32, 64 or 128, those of the box; else 16
   std::int32_t burst;       // bytes that the second-level cache reads at a time: 128 or 256
-  std::int32_t steps[5] = {1, 1, 1, 1, 1};  // a box of n has every such element, from its first on: at most 8; 1 of the first axis
+  std::int32_t steps[5] = {1, 1, 1, 1,
+                           1};  // a box of n has every such element, from its first on: at most 8; 1 of the first axis
 };
 
 // Whether this build and the driver know such copies.
