@@ -80,13 +80,16 @@ py::tuple fused_work(const FusedCall& call) {
   return py::make_tuple(work.tiles, work.steps, work.patch, work.parts);
 }
 
-void fused(const FusedCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
-           std::uintptr_t workspace, std::uintptr_t stream, std::uintptr_t packed) {
+// Of a forward whose weight may be packed apart.
+template <typename Call>
+void fused(const Call& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y, std::uintptr_t workspace,
+           std::uintptr_t stream, std::uintptr_t packed) {
   const py::gil_scoped_release release;
   call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace), pointer(packed)}, stream);
 }
 
-void fused_pack(const FusedCall& call, std::uintptr_t w, std::uintptr_t packed, std::uintptr_t stream) {
+template <typename Call>
+void fused_pack(const Call& call, std::uintptr_t w, std::uintptr_t packed, std::uintptr_t stream) {
   const py::gil_scoped_release release;
   call.pack(pointer(w), pointer(packed), stream);
 }
@@ -128,17 +131,6 @@ py::tuple fused_input_work(const FusedInputCall& call) {
 }
 
 using upfold::cuda::FusedLastCall;
-
-void fused_last(const FusedLastCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
-                std::uintptr_t workspace, std::uintptr_t stream, std::uintptr_t packed) {
-  const py::gil_scoped_release release;
-  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace), pointer(packed)}, stream);
-}
-
-void fused_last_pack(const FusedLastCall& call, std::uintptr_t w, std::uintptr_t packed, std::uintptr_t stream) {
-  const py::gil_scoped_release release;
-  call.pack(pointer(w), pointer(packed), stream);
-}
 
 // (positions, columns, phases, blocks of a multiprocessor, vectors of a chunk) of each tile choice.
 py::list fused_last_tiles() {
@@ -261,9 +253,9 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("work", &fused_work)
       .def_property_readonly("packed_bytes", &FusedCall::packed_bytes)
       .def_property_readonly("packing", &FusedCall::packing)
-      .def("pack", &fused_pack, py::arg("w"), py::arg("packed"), py::arg("stream"))
-      .def("enqueue", &fused, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"), py::arg("stream"),
-           py::arg("packed") = 0);
+      .def("pack", &fused_pack<FusedCall>, py::arg("w"), py::arg("packed"), py::arg("stream"))
+      .def("enqueue", &fused<FusedCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_input_tiles", &fused_input_tiles);
   m.def("fused_input_fits", &upfold::cuda::fused_input_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));
@@ -284,8 +276,8 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("work", &fused_last_work)
       .def_property_readonly("packed_bytes", &FusedLastCall::packed_bytes)
       .def_property_readonly("packing", &FusedLastCall::packing)
-      .def("pack", &fused_last_pack, py::arg("w"), py::arg("packed"), py::arg("stream"))
-      .def("enqueue", &fused_last, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+      .def("pack", &fused_pack<FusedLastCall>, py::arg("w"), py::arg("packed"), py::arg("stream"))
+      .def("enqueue", &fused<FusedLastCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
