@@ -145,7 +145,12 @@ def _gemm_on_gpu(problem: Problem) -> float:
 def _innermost_seconds(problem: Problem, columns: int) -> float:
     """What columns cost more where the channels of y are innermost."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
-    if problem.y_strides[1] != 1 or problem.out_channels == 1 or (forward and problem.in_pixels == 1):
+    if (
+        problem.y_strides[1] != 1
+        or problem.out_channels == 1
+        or prod(problem.out_size) == 1
+        or (forward and problem.in_pixels == 1)
+    ):
         return 0.0
     each, few, tap = _GPU_INNERMOST[not forward]
     return columns * (each + few / problem.out_channels + tap * problem.taps)

@@ -140,12 +140,14 @@ def test_refused_gradients_are_left_to_auto(device):
     assert all(torch.equal(g, v) for g, v in zip(got, want))
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("name", ["pose-256-256@32x24", "seed3-wide-kernel", "pose-2048-256@8x6"])
-def test_every_tile_repeats_its_bits_while_the_device_is_busy(name, dtype, device):
+def test_every_tile_repeats_its_bits_while_the_device_is_busy(name, dtype, last, device):
     """What hands buffers from warp to warp must not depend on their speed, which other work on the device changes."""
     case = cases.find(name).scaled(2.0)
     x, w, b = case.tensors(dtype, device, bias=True)
+    x = x.contiguous(memory_format=CHANNELS_LAST[4]) if last else x
     problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
     other, stream = torch.randn(2048, 2048, device=device), torch.cuda.Stream(device)
     for config in FUSED.configs(problem, device):

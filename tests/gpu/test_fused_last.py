@@ -144,21 +144,3 @@ def test_a_source_beyond_the_cap_is_packed_in_parts(megabytes, dtype, device):
             assert FUSED.workspace_bytes(problem, config, device) <= problem.workspace_cap
             with use_config(config):
                 assert_exact(ours((x, w, b), case.geometry, "fused"), want)
-
-
-@TYPES
-@pytest.mark.parametrize("name", ["pose-256-256@32x24", "seed3-wide-kernel", "pose-2048-256@8x6"])
-def test_bits_repeat_while_the_device_is_busy(name, dtype, device):
-    case = cases.find(name).scaled(2.0)
-    x, w, b = case.tensors(dtype, device, bias=True)
-    x = _last(x)
-    other, stream = torch.randn(2048, 2048, device=device), torch.cuda.Stream(device)
-    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
-        with use_config(config):
-            want = ours((x, w, b), case.geometry, "fused")
-            torch.cuda.synchronize(device)
-            for _ in range(12):
-                with torch.cuda.stream(stream):
-                    other = (other @ other).clamp(-1, 1)
-                assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), config
-            torch.cuda.synchronize(device)

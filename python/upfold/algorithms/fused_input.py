@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from ..problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
-from . import cuda
+from . import cuda, fused_last
 from .base import Enqueue
 
 REFUSAL = (
@@ -17,7 +17,6 @@ REFUSAL = (
 )
 # The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
 MIRRORED = 100
-_BEHIND_MIRRORED = 200
 # What predicts the microseconds of a call, fitted to every tile of 23 layers in two types on an H200 (13 % off in root mean
 # square). Like those of the forward they order tiles and methods; they are no rates of the device.
 _CALL = 11.2
@@ -58,7 +57,7 @@ def _mirrored(problem: Problem) -> Problem | None:
 
 def mirrored(problem: Problem, config: int = MIRRORED) -> Problem | None:
     """The forward that computes a gradient of stride 1 with its kernel turned round, where this config is one of its tiles."""
-    return _mirrored(problem) if MIRRORED <= config < _BEHIND_MIRRORED else None
+    return _mirrored(problem) if MIRRORED <= config < fused_last.FIRST else None
 
 
 def swapped(forward: Enqueue, problem: Problem) -> Enqueue:

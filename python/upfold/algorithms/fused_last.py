@@ -1,4 +1,4 @@
-"""The fused method on a GPU where channels are innermost in x and y: the forward and the gradient of the input."""
+"""The fused method by boxes of channels on a GPU: the forward and the gradient of the input."""
 
 from __future__ import annotations
 
@@ -68,10 +68,15 @@ def enqueue(planned: Any, problem: Problem) -> Enqueue:
     return gradient
 
 
+def _in_order(problem: Problem) -> bool:
+    """Whether channels are innermost in the result."""
+    return (problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides)[1] == 1
+
+
 def _storing(problem: Problem, config: int, phases: int) -> float:
     """How many times as long as its products and bytes say a tile takes, for the way in which it stores results."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
-    if (problem.y_strides if forward else problem.x_strides)[1] == 1:
+    if _in_order(problem):
         return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
     if not forward:
         return 1.0
@@ -95,8 +100,6 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     rates = _RATES[size == 2]
-    result = problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides
-    in_order = result[1] == 1
     packed = size * problem.in_channels * problem.out_channels_per_group * problem.taps
     predicted = {}
     for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()):
@@ -109,7 +112,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         pair = columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
-        store = rows * columns * phases * size / (rates.stored if in_order else rates.in_planes)
+        store = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes)
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
