@@ -31,11 +31,16 @@ def image(device, dtype=torch.float32, shape=(2, 16, 8, 8)):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
 
 
-def packing_configs(layer, x):
-    """The tiles of fused that pack the weight; on a GPU some read it as it lies."""
-    problem = execute.describe(*execute.operands_of_layer(layer, x))
-    configs = FUSED.configs(problem, x.device)
-    return [config for config in configs if isinstance(FUSED.packing(problem, config, x.device), Packing)]
+def packing_configs(layer, x, output_padding=None):
+    """The tiles of fused that pack the weight, also with another output padding; on a GPU some read it as it lies."""
+    x, w, bias, arguments, activation = execute.operands_of_layer(layer, x)
+    found = None
+    for padding in (arguments[2], output_padding or arguments[2]):
+        problem = execute.describe(x, w, bias, (*arguments[:2], padding, *arguments[3:]), activation)
+        configs = FUSED.configs(problem, x.device)
+        packing = [config for config in configs if isinstance(FUSED.packing(problem, config, x.device), Packing)]
+        found = [config for config in packing if found is None or config in found]
+    return found
 
 
 def that_packs(layer, x):
