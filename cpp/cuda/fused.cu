@@ -66,8 +66,8 @@ int first_phase_tile() {
   return first;
 }
 
-// Those that the kernels are made for, with asynchronous copies beside them.
-bool has_tensor_cores(int device) { return code_capability(device) >= 80; }
+// Those of float16 are older than those of the other types, and than asynchronous copies.
+bool has_tensor_cores(int device, Dtype dtype) { return code_capability(device) >= (dtype == Dtype::kFloat16 ? 75 : 80); }
 
 // Whether a tile's kernel is there: warpgroups are of compute capability 9.0 alone, and must have been compiled for it.
 bool is_compiled(int device, int config) {
@@ -104,7 +104,7 @@ std::vector<FusedTileSize> fused_tiles() {
 
 bool fused_fits(int device, const Problem& p, int config, std::int64_t alignment, bool exact) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
-  if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device)) return false;
+  if (p.op != Operator::kConvTranspose || !multiplied || config < 0 || !has_tensor_cores(device, p.dtype)) return false;
   if (config >= first_phase_tile())
     return p.batch == 0 || plan_phases(device, p, config - first_phase_tile(), alignment, exact) != nullptr;
   if (exact && p.dtype == Dtype::kFloat32) return false;

@@ -36,29 +36,6 @@ UPFOLD_DEVICE void load_turned_matrices(std::uint32_t (&words)[4], std::uint32_t
 
 template <typename Value>
 struct TensorCore;
-
-#define UPFOLD_MMA(Value, shape_and_types)                                                                      \
-  template <>                                                                                                   \
-  struct TensorCore<Value> {                                                                                    \
-    static __device__ __forceinline__ void add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, \
-                                               std::uint32_t b1) {                                              \
-      UPFOLD_MMA_BODY(shape_and_types)                                                                          \
-    }                                                                                                           \
-  };
-#if __CUDA_ARCH__ >= 800
-#define UPFOLD_MMA_BODY(shape_and_types)                                                                              \
-  asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                           \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-#define UPFOLD_MMA_BODY(shape_and_types)
-#endif
-UPFOLD_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
-UPFOLD_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
-UPFOLD_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
-#undef UPFOLD_MMA_BODY
-#undef UPFOLD_MMA
-
 // The same of 16-bit values with one vector of the reduction: the first two words of a, and the first of b.
 template <typename Value>
 struct HalfTensorCore;
@@ -70,16 +47,47 @@ struct HalfTensorCore;
       UPFOLD_HALF_MMA_BODY(shape_and_types)                                                                      \
     }                                                                                                            \
   };
-#if __CUDA_ARCH__ >= 800
+#define UPFOLD_MMA(Value, shape_and_types)                                                                      \
+  template <>                                                                                                   \
+  struct TensorCore<Value> {                                                                                    \
+    static __device__ __forceinline__ void add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, \
+                                               std::uint32_t b1) {                                              \
+      UPFOLD_MMA_BODY(shape_and_types)                                                                          \
+    }                                                                                                           \
+  };
+// Of compute capability 7.5 on for float16, of 8.0 on for the others.
 #define UPFOLD_HALF_MMA_BODY(shape_and_types)                                                             \
   asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
                : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                               \
                : "r"(a[0]), "r"(a[1]), "r"(b));
-#else
-#define UPFOLD_HALF_MMA_BODY(shape_and_types)
-#endif
+#if __CUDA_ARCH__ >= 750
 UPFOLD_HALF_MMA(__half, "m16n8k8.row.col.f32.f16.f16.f32")
+#endif
+#if __CUDA_ARCH__ >= 800
 UPFOLD_HALF_MMA(__nv_bfloat16, "m16n8k8.row.col.f32.bf16.bf16.f32")
+#define UPFOLD_MMA_BODY(shape_and_types)                                                                              \
+  asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                           \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+UPFOLD_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
+#else
+#undef UPFOLD_HALF_MMA_BODY
+#define UPFOLD_HALF_MMA_BODY(shape_and_types)
+#if __CUDA_ARCH__ < 750
+UPFOLD_HALF_MMA(__half, )
+#endif
+UPFOLD_HALF_MMA(__nv_bfloat16, )
+#define UPFOLD_MMA_BODY(shape_and_types)                     \
+  HalfTensorCore<__half>::add(sums, {a[0], a[1], 0, 0}, b0); \
+  HalfTensorCore<__half>::add(sums, {a[2], a[3], 0, 0}, b1);
+UPFOLD_MMA(__half, )
+#undef UPFOLD_MMA_BODY
+#define UPFOLD_MMA_BODY(shape_and_types)
+#endif
+UPFOLD_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+UPFOLD_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef UPFOLD_MMA_BODY
+#undef UPFOLD_MMA
 #undef UPFOLD_HALF_MMA_BODY
 #undef UPFOLD_HALF_MMA
 
@@ -110,7 +118,8 @@ UPFOLD_DEVICE std::uint32_t near_tf32_in_place(std::uint32_t word) {
 #endif
 }
 
-// kBytes (4, 8 or 16) from global to shared memory, past the registers; zeros where `live` is false.
+// kBytes (4, 8 or 16) from global to shared memory, past the registers from compute capability 8.0 on; zeros where `live` is
+// false.
 template <int kBytes>
 UPFOLD_DEVICE void copy_async(std::uint32_t to, const void* from, bool live) {
 #if __CUDA_ARCH__ >= 800
@@ -119,6 +128,17 @@ UPFOLD_DEVICE void copy_async(std::uint32_t to, const void* from, bool live) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(bytes));
+  }
+#elif __CUDA_ARCH__ >= 750
+  if constexpr (kBytes == 16) {
+    const uint4 v = live ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  } else if constexpr (kBytes == 8) {
+    const uint2 v = live ? *static_cast<const uint2*>(from) : uint2{0, 0};
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+  } else {
+    const std::uint32_t v = live ? *static_cast<const std::uint32_t*>(from) : 0;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
   }
 #endif
 }

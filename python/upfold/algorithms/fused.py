@@ -15,8 +15,9 @@ from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda, fused_input, fused_last, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
-# Capability of the first devices with asynchronous copies and bfloat16 products.
-_LEAST_CAPABILITY = 80  # times ten
+# Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with products
+# of float16 that sum in float32 by eight columns.
+_LEAST_CAPABILITY, _LEAST_OF_HALF = 80, 75
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
 _VECTORS, _VECTOR_BYTES = 4, 16  # these are as many vectors; some tiles take more
 _LEAST_CPU_CHANNELS = 4  # fewer leave most of a vector empty
@@ -115,8 +116,10 @@ class Fused:
         reason = cuda.missing(device)
         if reason is not None:
             return reason
-        if cuda.module().code_capability(cuda.index(device)) < _LEAST_CAPABILITY:
-            return "it needs compute capability 8.0 or newer, and kernels that were compiled for it"
+        half = problem.dtype is torch.float16 and problem.operator is Operator.CONV_TRANSPOSE
+        if cuda.module().code_capability(cuda.index(device)) < (_LEAST_OF_HALF if half else _LEAST_CAPABILITY):
+            least = "7.5" if half else "8.0 (7.5 for the forward in float16)"
+            return f"it needs compute capability {least} or newer, and kernels that were compiled for it"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
         exact = problem.dtype is torch.float32 and not problem.allow_tf32
