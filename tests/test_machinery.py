@@ -77,6 +77,8 @@ def test_opcheck(requires_grad, device):
         torch.library.opcheck(getattr(torch.ops.upfold, name).default, arguments)
         plain = tuple(argument.detach() if isinstance(argument, torch.Tensor) else argument for argument in arguments)
         torch.library.opcheck(getattr(torch.ops.upfold, f"{name}_raw").default, plain)
+    static = tuple(tensor.detach() for tensor in (x, w, b))
+    torch.library.opcheck(torch.ops.upfold.conv_transpose_static.default, (*static, "2,2;1,1;1,1;1,1;1;0;0"))
 
 
 def test_modes_see_the_operators(device):

@@ -123,7 +123,9 @@ struct LastBlock {
     Ring buffer(job.patches), stage(job.stages);
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
       const LastPlace place = last_place(job, tile);
+      const Store store{job, place, bias, y, staging()};
       Sums sums = {};
+      if (job.splits.value == 1) store.begin(sums);
       std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the products before read; 0: none, released
       const auto release = [&] {
         if (lane == 0 && used_stage != 0) barrier_arrive(used_stage);
@@ -162,7 +164,7 @@ struct LastBlock {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       release();
       if (job.splits.value == 1) {
-        Store{job, place, bias, y, staging()}.run(sums);
+        store.run(sums);
         continue;
       }
       float4* const own = partial + std::int64_t(tile) * kLastPartialVectors<Tile> + tid;
@@ -211,7 +213,11 @@ __global__ void __launch_bounds__(kLastStoring)
   const std::uint32_t first = blockIdx.x / kRuns * std::uint32_t(splits);
   const float4* const own = partial + std::int64_t(first) * kLastPartialVectors<Tile> + threadIdx.x;
   using Store = LastStore<Value, Run, kPlanes>;
-  typename Store::Sums sums = {};
+  LastPlace place = last_place(job, first);
+  place.column_tile = place.column_tile * kRuns + run;
+  const Store store{job, place, bias, y, staging};
+  typename Store::Sums sums;
+  store.begin(sums);
   for (std::int32_t split = 0; split < splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kLastSums<Run>; ++i) {
@@ -221,9 +227,7 @@ __global__ void __launch_bounds__(kLastStoring)
       sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
     }
   }
-  LastPlace place = last_place(job, first);
-  place.column_tile = place.column_tile * kRuns + run;
-  Store{job, place, bias, y, staging}.run(sums);
+  store.run(sums);
 #endif
 }
 

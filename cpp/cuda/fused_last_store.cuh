@@ -2,7 +2,7 @@
 // order (channel_of_column) that a lane holds 16 bytes of neighbouring channels of a row.
 #pragma once
 
-#include "fused_last.cuh"
+#include "fused_last_vectors.cuh"
 
 namespace upfold::cuda {
 
@@ -25,20 +25,31 @@ struct LastStore {
     return place.column_tile * Tile::kColumns + run * kRun + lane() % 4 * kOwn;
   }
 
-  __device__ __forceinline__ void add_bias(Sums& sums) const {
-    if (bias == nullptr) return;
-    const Value* const own = bias + std::int64_t(place.group) * job.channels.value;
+  // Sums begin with the bias: it is read while the first copies are awaited, and nothing is added behind them.
+  __device__ __forceinline__ void begin(Sums& sums) const {
+    const std::int32_t channels = std::int32_t(job.channels.value);
+    const Value* const own = bias + std::int64_t(place.group) * channels;
+    const bool vectors = channels % kOwn == 0 &&  // as where columns are flat
+                         reinterpret_cast<std::uintptr_t>(bias) % 16 == 0;
+    std::uint32_t tap = std::uint32_t(first_column(0));
+    std::int32_t left = bias == nullptr ? 0 : job.columns - std::int32_t(tap);
+    std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : std::int32_t(tap);
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      std::uint32_t column = std::uint32_t(first_column(run));
-      const std::int32_t left = job.columns - std::int32_t(column);
-      const std::int32_t channel = job.flat ? std::int32_t(take(job.channels, column)) : std::int32_t(column);
+    for (int run = 0; run < kRuns; ++run, left -= kRun, channel += kRun) {
+      while (job.flat && channel >= channels) channel -= channels;
+      float first[kOwn] = {};
+      if (vectors && left > 0) {
+        LastVector<Value>::widen(__ldg(reinterpret_cast<const uint4*>(own + channel)), first);
+      } else {
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) {
-        const float added = e < left ? widen(own[channel + e]) : 0.0f;
+        for (int e = 0; e < kOwn; ++e) {
+          if (e < left) first[e] = widen(own[channel + e]);
+        }
+      }
 #pragma unroll
-        for (int i = 0; i < kHalves * Tile::kPhases; ++i)
-          sums[i / 2 / Tile::kPhases][i / 2 % Tile::kPhases][run * kEights + e / 2][i % 2 * 2 + e % 2] += added;
+      for (int i = 0; i < kHalves * Tile::kPhases * kOwn; ++i) {
+        const int e = i % kOwn, row = i / kOwn % kHalves, phase = i / kOwn / kHalves;
+        sums[row / 2][phase][run * kEights + e / 2][row % 2 * 2 + e % 2] = first[e];
       }
     }
   }
@@ -88,6 +99,12 @@ struct LastStore {
     return row;
   }
 
+  // The thread's row number `half`, of two in each 64 positions.
+  __device__ __forceinline__ Row row_of(int half) const {
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32, block = warp / 4 * Tile::kM + half / 2;
+    return row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
+  }
+
   // The offset of a phase, or of a tap, and whether a row has it.
   struct Target {
     std::int32_t at[3];
@@ -118,10 +135,6 @@ struct LastStore {
         vector.v[e] = Narrow<Value>::from(relu && v < 0.0f ? 0.0f : v);
       }
       Value* const own = to + rows[half].offset;
-      if (job.wide) {
-        *reinterpret_cast<decltype(vector)*>(own) = vector;
-        continue;
-      }
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
         if (e < left) own[e] = vector.v[e];
@@ -310,15 +323,18 @@ struct LastStore {
   }
 
   __device__ __forceinline__ void run(Sums& sums) const {
-    add_bias(sums);
     activate(sums);
-    const std::int32_t warp = std::int32_t(threadIdx.x) / 32;
+    if constexpr (!kPlanes) {
+      if (job.wide) {
+#pragma unroll
+        for (int m = 0; m < Tile::kM; ++m)
+          LastVectors<Value, Tile, LastStore>{*this, {row_of(2 * m), row_of(2 * m + 1)}}.run(sums, m);
+        return;
+      }
+    }
     Row rows[kHalves];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const std::int32_t block = warp / 4 * Tile::kM + half / 2;
-      rows[half] = row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
-    }
+    for (int half = 0; half < kHalves; ++half) rows[half] = row_of(half);
     if constexpr (kPlanes) {
       store_to_planes(sums, rows);
     } else if (Tile::kPhases == 1 && job.flat) {

@@ -43,6 +43,7 @@ def register() -> bool:
     operators = torch.ops.upfold
     for operator, formula in (
         (operators.conv_transpose_raw, _conv_transpose),
+        (operators.conv_transpose_static, _conv_transpose),
         (operators.conv_raw, _conv),
         (operators.conv_transpose_weight_raw, _conv_transpose_weight),
     ):

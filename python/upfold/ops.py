@@ -2,11 +2,14 @@
 
 Each operator exists twice. ``upfold::NAME_raw`` has CPU and CUDA kernels and a fake, and no derivative. ``upfold::NAME`` is
 composed of it by an ``autograd.Function`` (`autograd.py`), so that every one of torch's transforms sees through it.
+A forward without gradients whose arguments are plain numbers is composed of ``upfold::conv_transpose_static``, which takes them
+as one text: torch makes lists of numbers anew in every call, which takes longer than all else of a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +41,7 @@ _SCHEMAS = {
     "fold": f"(Tensor columns, SymInt[] output_size, {_BLOCKS}) -> Tensor",
     "unfold": f"(Tensor image, {_BLOCKS}) -> Tensor",
 }
+_STATIC_SCHEMA = "conv_transpose_static(Tensor x, Tensor w, Tensor? bias, str arguments) -> Tensor"
 _AUTOCAST_DEVICES = {"AutocastCPU": "cpu", "AutocastCUDA": "cuda"}
 _library = torch.library.Library("upfold", "DEF")
 
@@ -62,6 +66,29 @@ def _conv_transpose_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor 
         return execute.conv_transpose(x, w, bias, _arguments(geometry), name, decoded.as_argument())
 
 
+def _static_text(rest: Sequence[Any]) -> str | None:
+    """What follows the tensors in `conv_transpose`'s schema as one text, or None where a number is symbolic."""
+    parts = [part if isinstance(part, (list, tuple)) else (part,) for part in rest]
+    if any(type(number) is not int for part in parts for number in part):
+        return None
+    return ";".join(",".join(map(str, part)) for part in parts)
+
+
+@lru_cache(maxsize=4096)
+def _static_arguments(text: str) -> tuple[Arguments, str | None, Any]:
+    """What such a text says, in the form that `execute.conv_transpose` takes."""
+    *lists, groups, algorithm, activation = ([int(number) for number in part.split(",")] for part in text.split(";"))
+    arguments = _arguments((*lists, groups[0]))
+    return arguments, decode_algorithm(algorithm[0]), Activation.decode(activation[0]).as_argument()
+
+
+def _conv_transpose_static_kernel(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, text: str) -> torch.Tensor:
+    if not torch.is_grad_enabled():  # entering a block costs as much as looking the plan up
+        return execute.conv_transpose(x, w, bias, *_static_arguments(text))
+    with torch.no_grad():
+        return execute.conv_transpose(x, w, bias, *_static_arguments(text))
+
+
 def _conv_kernel(g: torch.Tensor, w: torch.Tensor, in_size: Sequence[int], *rest: Any) -> torch.Tensor:
     *geometry, algorithm = rest
     with torch.no_grad():
@@ -83,8 +110,16 @@ def _unfold_kernel(image: torch.Tensor, *blocks: Any) -> torch.Tensor:
 
 
 def _conv_transpose_fake(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    return _conv_transpose_result(x, w, bias, _arguments(rest[:5]))
+
+
+def _conv_transpose_static_fake(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, text: str) -> torch.Tensor:
+    return _conv_transpose_result(x, w, bias, _static_arguments(text)[0])
+
+
+def _conv_transpose_result(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, arguments: Arguments) -> torch.Tensor:
     execute.check_operands(input=x, weight=w, bias=bias)
-    geometry = make_geometry(x.dim() - 2, *_arguments(rest[:5]))
+    geometry = make_geometry(x.dim() - 2, *arguments)
     shape = conv_transpose_shape(x.shape, w.shape, None if bias is None else bias.shape, geometry)
     return layout.empty_result(shape, x, layout.result_is_channels_last(x, w, geometry))
 
@@ -114,7 +149,12 @@ def _unfold_fake(image: torch.Tensor, *blocks: Any) -> torch.Tensor:
 def _conv_transpose_composite(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *geometry, algorithm, activation = rest
     if is_plain_inference(x, w, bias):  # then the kernel applies the activation
-        result: torch.Tensor = torch.ops.upfold.conv_transpose_raw(x, w, bias, *rest)
+        text = _static_text(rest)
+        result: torch.Tensor
+        if text is None:
+            result = torch.ops.upfold.conv_transpose_raw(x, w, bias, *rest)
+        else:
+            result = torch.ops.upfold.conv_transpose_static(x, w, bias, text)
         return result
     arguments, name, decoded = _arguments(geometry), decode_algorithm(algorithm), Activation.decode(activation)
     if nobody_intercepts(x, w, bias):  # autocast has done its part
@@ -205,6 +245,10 @@ def _register() -> None:
         if name not in ("fold", "unfold"):
             for key, device in _AUTOCAST_DEVICES.items():
                 _library.impl(name, _autocast(name, device), key)
+    _library.define(_STATIC_SCHEMA)
+    for key in ("CPU", "CUDA"):
+        _library.impl("conv_transpose_static", _conv_transpose_static_kernel, key)
+    _register_fake("conv_transpose_static", _conv_transpose_static_fake)
 
 
 _register()

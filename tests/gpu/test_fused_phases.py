@@ -55,6 +55,9 @@ def _operands(case, dtype, device, format, exact=True):
 
 
 def _tiles(problem, device):
+    refusal = FUSED.reject(problem, device)
+    if refusal is not None:
+        pytest.skip(refusal)
     phases = {config for config, tile in enumerate(cuda.module().fused_tiles()) if tile[5] == _PHASES}
     return [config for config in FUSED.configs(problem, device) if config in phases]
 

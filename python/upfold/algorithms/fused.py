@@ -101,6 +101,8 @@ _ODD_INPUT, _ODD = 0.05, 1.8
 # 128 or 64 units.
 _PACKED_STEPS = {(2, 128): 0.83, (4, 64): 1.2, (4, 128): 1.75}
 _LONG = 0.72  # and where warpgroups that turn x have one phase, so that products follow each other longer
+# Blocks of pixels store channels that are innermost one by one: so many times as long where kernel and stride are equal.
+_INNERMOST_RUNS = 2.0
 _APART = 1.7  # and for scattered outputs of blocks without warpgroups where a stride is beyond the phases of a set
 
 
@@ -319,6 +321,8 @@ def _tile_microseconds(problem: Problem, device: int) -> dict[int, float]:
         packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
         time = rates.call + packing + partial + waves * (rates.tile + steps * step + outputs * output)
         time *= _ODD if odd and phases_h == 0 else 1.0
+        if equal and kind == _Kind.PIXELS and problem.y_strides[1] == 1 and problem.out_channels > 1:
+            time *= _INNERMOST_RUNS
         predicted[config] = max(time, 1e-6 * problem.bytes * rates.memory)
     return predicted
 
