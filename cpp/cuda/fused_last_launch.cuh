@@ -18,14 +18,30 @@ namespace upfold::cuda {
   DO(7, Value, 1, 8, 2, 2, 8)        \
   DO(8, Value, 2, 4, 4, 1, 8)
 
-#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                 \
-  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(                                         \
-      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*); \
-  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(const __grid_constant__ LastJob,  \
-                                                                                           const float4*, const Value*, Value*);
-#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)    \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, __VA_ARGS__) \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, __VA_ARGS__)
+// Turned ones: the last says whether both warpgroups take the same positions.
+#define UPFOLD_LAST_TURNED_TILES(DO, Value) \
+  DO(9, Value, 2, 16, 1, 1, 8, true)        \
+  DO(10, Value, 2, 8, 1, 2, 8, true)        \
+  DO(11, Value, 2, 8, 1, 2, 8, false)       \
+  DO(12, Value, 1, 16, 2, 1, 8, true)       \
+  DO(13, Value, 2, 8, 2, 1, 8, true)        \
+  DO(14, Value, 1, 8, 2, 2, 8, false)       \
+  DO(15, Value, 1, 8, 4, 1, 8, true)        \
+  DO(16, Value, 1, 8, 4, 1, 8, false)       \
+  DO(17, Value, 2, 8, 1, 2, 4, false)
+constexpr int kFirstTurned = 9;
+
+#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                     \
+  template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes>(                                                       \
+      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*);     \
+  template __global__ void fused_last_reduce_kernel<Value, __VA_ARGS__, kPlanes>(const __grid_constant__ LastJob, const float4*, \
+                                                                                 const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)              \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, LastTile<__VA_ARGS__>) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTurnedTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST(Value)                     \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
   template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
@@ -82,10 +98,15 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& jo
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes>, launch, grid, job, source,
               static_cast<const unsigned char*>(operands.packed), bias, result, partial);
   if (job.splits.value == 1) return;
-  const unsigned runs = Tile::kSub8 * sizeof(Value) / 8;
-  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * runs,
+  const unsigned parts = Tile::kSub8 / LastStores<Value, Tile, kPlanes>::kEights;
+  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * parts,
                 kLastStoring, job, partial, bias, result);
 }
+
+// One of the turned tiles, which are compiled by themselves.
+template <typename Value>
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastJob& job, const LastOperands& operands,
+                     const BoxMap& source, bool overlaps);
 
 template <typename Value>
 void run_last(const Launch& launch, const LastPlan& plan, int config, const LastOperands& operands) {
@@ -97,6 +118,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
   job.paired = job.paired && address % 4 == 0;
+  while (job.aligned > 1 && address % (job.aligned * sizeof(Value)) != 0) job.aligned /= 2;
+  if (job.aligned < 4) job.pairing = LastPairing::kNone, job.apart = false;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
@@ -114,6 +137,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, job, own, source, first);
     UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
+    if (config >= kFirstTurned) run_last_turned<Value>(launch, plan, config, job, own, source, first);
   }
 }
 

@@ -2,7 +2,7 @@
 // order (channel_of_column) that a lane holds 16 bytes of neighbouring channels of a row.
 #pragma once
 
-#include "fused_last.cuh"
+#include "fused_last_rows.cuh"
 
 namespace upfold::cuda {
 
@@ -10,7 +10,6 @@ template <typename Value, typename Tile, bool kPlanes>
 struct LastStore {
   static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
   static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
-  static constexpr std::int32_t kNothingLeft = -(1 << 30);
   using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
 
   const LastJob& job;
@@ -45,59 +44,14 @@ struct LastStore {
 
   __device__ __forceinline__ void activate(Sums& sums) const {
     if (!is_activated_before(job.activation)) return;
-    with_activation(job.activation, job.slope, ActivateAll{sums});
-  }
-  // Eight at a time: of all of them at once the compiler would run out of registers.
-  struct ActivateAll {
-    Sums& sums;
-    __device__ __forceinline__ float& sum(int i) const {
-      return sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4];
-    }
-    template <typename Function>
-    __device__ __forceinline__ void operator()(const Function& function) const {
-#pragma unroll
-      for (int first = 0; first < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; first += 8) {
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) pin(sum(i));
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) sum(i) = function(sum(i));
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) pin(sum(i));
-      }
-    }
-  };
-
-  // Where a row of a product lies in the result, in phase 0 of no offset; sizes left behind it on each axis.
-  struct Row {
-    std::int64_t offset;
-    std::int32_t left[3];
-  };
-  __device__ __forceinline__ Row row_at(std::int32_t number) const {
-    Row row;
-    std::uint32_t rest = std::uint32_t(number);
-    row.offset = 0;
-#pragma unroll
-    for (int i = 2; i >= 0; --i) {
-      const std::int32_t at = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
-      row.left[i] = job.axis[i].size - at * job.axis[i].result_step;
-      row.offset += std::int64_t(at * job.axis[i].result_step) * job.y_axis[i];
-    }
-    const std::int32_t n = place.n + std::int32_t(rest);
-    row.offset += n * job.y_n;
-    if (n >= job.batch || rest >= job.tile_n.value) row.left[2] = kNothingLeft;
-    return row;
+    with_activation(job.activation, job.slope, ActivateLast<Tile::kM, Tile::kPhases, Tile::kSub8>{sums});
   }
 
-  // The offset of a phase, or of a tap, and whether a row has it.
-  struct Target {
-    std::int32_t at[3];
-    std::int64_t offset;
-    __device__ __forceinline__ bool is_in(const Row& row) const {
-      return at[0] < row.left[0] && at[1] < row.left[1] && at[2] < row.left[2];
-    }
-  };
+  using Row = LastRow;
+  using Target = LastTarget;
+  __device__ __forceinline__ Row row_at(std::int32_t number) const { return last_row(job, place, number); }
   __device__ __forceinline__ Target target_of(std::int32_t d, std::int32_t h, std::int32_t w) const {
-    return {{d, h, w}, d * job.y_axis[0] + h * job.y_axis[1] + w * job.y_axis[2]};
+    return last_target(job, d, h, w);
   }
 
   template <int kPhase>
