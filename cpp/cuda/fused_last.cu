@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAST(float)
+UPFOLD_INSTANTIATE_LAST(float, std::uint32_t)
 UPFOLD_INSTANTIATE_LAST_SOURCE(std::uint32_t)
 
 }  // namespace upfold::cuda

@@ -24,9 +24,10 @@ namespace upfold::cuda {
 
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
 constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
-constexpr int kLastStagedBytes = 8 << 10;      // of the warps of a block: four channels of 16 positions in four phases
-constexpr int kLastTurnedStaged = 8 * 16 * 8;  // results of turned tiles, of a phase: eight positions of 16 channels of a warp
-constexpr int kLastAlignment = 1024;           // bytes: rows of 128 bytes change their vectors' places in groups of eight
+constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
+// Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
+constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
+constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
 // bytes of channels in a chunk.
@@ -68,9 +69,6 @@ struct LastPhase {
   std::int16_t at[3];  // of the result
 };
 
-// Eights of positions that are neighbours in a row, of a warpgroup: none, of two products, or of one.
-enum class LastPairing : std::int8_t { kNone, kProducts, kEights };
-
 struct LastJob {
   LastAxis axis[3];                                    // d, h, w
   Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
@@ -90,13 +88,10 @@ struct LastJob {
   std::int32_t joined, staged;
   bool paired;
   // Of turned tiles: products that lie beside one another, 8 positions wide (2^beside); whether each 8 positions lie in a row;
-  // neighbouring phases of the width, all there are (`joins`, else 0), or as many as the tile has (`apart`), whose results are
-  // neighbours; the most results that are an aligned vector wherever they begin at a multiple of as many; and which eights are
-  // neighbours in a row.
+  // neighbouring phases of the width whose results are neighbours; and how many such neighbours are an aligned vector.
   std::int8_t beside;
-  bool eights, apart;
-  std::int8_t joins, aligned;
-  LastPairing pairing;
+  bool eights;
+  std::int8_t joins, vector;
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;
   float slope;

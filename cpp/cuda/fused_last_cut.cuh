@@ -196,7 +196,7 @@ class LastCutter {
   }
 
   std::int64_t staged_bytes() const {
-    if (tile_.turned) return kLastTurnedStaged * tile_.phases * element_;
+    if (tile_.turned) return kLastTurnedStaged;
     return result_strides().c == 1 ? 0 : kLastStagedBytes;
   }
   std::int64_t tile_rows() const { return std::int64_t(tile_.product) * tile_.products; }
@@ -228,8 +228,9 @@ class LastCutter {
   double store_cycles(const Cut& cut) const {
     if (result_strides().c == 1) return 0;
     const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
-    const std::int64_t run = std::min<std::int64_t>(cut.box[2], 16) * phases * element_;
-    const double slow = run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5;
+    const std::int64_t beside = cut.beside > 1 ? 8 * std::min<std::int64_t>(cut.beside, tile_.m) : cut.box[2];
+    const std::int64_t run = std::min<std::int64_t>(beside, tile_.turned ? 64 : 16) * phases * element_;
+    const double slow = (run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5) + (tile_.turned && run < 128 ? 0.2 : 0.0);
     return slow * double(tile_rows() * tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
 

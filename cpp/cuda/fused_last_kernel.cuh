@@ -3,6 +3,7 @@
 //   weight   [stages][pair][column][16 bytes of source channels]        swizzled; columns in the order of channel_of_column
 #pragma once
 
+#include "fused_last_source.cuh"
 #include "fused_last_store.cuh"
 #include "fused_last_turned_store.cuh"
 
@@ -36,7 +37,7 @@ struct LastStores<Value, Tile, kPlanes, true> {
   static constexpr int kEights = 2;
   using Whole = LastTurnedStore<Value, Tile, Tile::kSub8>;
   using Part = LastTurnedStore<Value, Tile, kEights>;
-  static constexpr int kStagedBytes = kLastTurnedStaged * Tile::kPhases * int(sizeof(Value));
+  static constexpr int kStagedBytes = kLastTurnedStaged;
   static __device__ __forceinline__ void take_part(LastPlace& place, std::int32_t part) { place.first_eight = part * kEights; }
 };
 
@@ -279,11 +280,9 @@ UPFOLD_DEVICE __nv_bfloat16 narrow_weight(__nv_bfloat16 v) { return v; }
 UPFOLD_DEVICE float narrow_weight(float v) { return __uint_as_float(to_tf32(v)); }
 
 template <typename Value>
-__global__ void __launch_bounds__(kLastPackThreads)
-    fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
-  let_next_begin();
+UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, const Value* w, uint4* packed) {
   constexpr int kVector = 16 / int(sizeof(Value));
-  const std::uint32_t number = blockIdx.x * kLastPackThreads + threadIdx.x;
+  const std::uint32_t number = block * kLastPackThreads + threadIdx.x;
   if (number >= job.count) return;
   std::uint32_t rest = number;
   const std::int32_t pair = std::int32_t(take(job.pairs, rest)), vector = std::int32_t(take(job.vectors, rest));
@@ -313,6 +312,28 @@ __global__ void __launch_bounds__(kLastPackThreads)
   const std::int32_t swizzled = vector ^ (vectors == 8 ? row % 8 : row / 2 % 4);
   const std::int64_t to = (std::int64_t(tile) * job.chunks.value + chunk) * job.pairs.value + pair;
   packed[(to * job.columns.value + row) * vectors + swizzled] = *reinterpret_cast<const uint4*>(&values);
+}
+
+template <typename Value>
+__global__ void __launch_bounds__(kLastPackThreads)
+    fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
+  let_next_begin();
+  pack_weight(job, blockIdx.x, w, packed);
+}
+
+// Both packings in one launch: blocks from weight_blocks on pack the source, whose elements are as large as Bits.
+template <typename Value, typename Bits>
+__global__ void __launch_bounds__(kLastPackThreads)
+    fused_last_pack_both_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed,
+                                std::uint32_t weight_blocks, const __grid_constant__ LastSourceJob source,
+                                const Bits* __restrict__ from, uint4* __restrict__ to) {
+  static_assert(kLastPackThreads == kSourceThreads, "of either block");
+  let_next_begin();
+  if (blockIdx.x < weight_blocks) {
+    pack_weight(job, blockIdx.x, w, packed);
+  } else {
+    pack_source(source, blockIdx.x - weight_blocks, from, to);
+  }
 }
 
 }  // namespace upfold::cuda

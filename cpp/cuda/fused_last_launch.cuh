@@ -42,9 +42,12 @@ constexpr int kFirstTurned = 9;
 #define UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTurnedTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST(Value)                     \
-  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
-  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
+#define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
+  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
+  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);           \
+  template __global__ void fused_last_pack_both_kernel<Value, Bits>(const __grid_constant__ LastPackJob, const Value*, uint4*, \
+                                                                    std::uint32_t, const __grid_constant__ LastSourceJob,      \
+                                                                    const Bits*, uint4*);
 #define UPFOLD_INSTANTIATE_LAST_SOURCE(Bits) \
   template __global__ void fused_last_source_kernel<Bits>(const __grid_constant__ LastSourceJob, const Bits*, uint4*);
 
@@ -58,12 +61,13 @@ constexpr int kFirstTurned = 9;
 
 namespace upfold::cuda {
 
+inline unsigned last_pack_blocks(const LastPlan& plan) { return (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads; }
+
 template <typename Value>
 void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
   if (plan.pack.count == 0) return;
-  const unsigned blocks = (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads;
-  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, blocks, kLastPackThreads, plan.pack, static_cast<const Value*>(w),
-                static_cast<uint4*>(packed));
+  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack,
+                static_cast<const Value*>(w), static_cast<uint4*>(packed));
 }
 
 struct LastOperands {
@@ -73,16 +77,28 @@ struct LastOperands {
   bool is_packed;
 };
 
-// Some samples of the source, or what is packed of them.
+// What is packed ahead of the kernel that multiplies: the weight where `packs`, and some samples of the source where they do not
+// lie in boxes. Where the products find the source.
 template <typename Value>
-const void* packed_source(const Launch& launch, const LastPlan& plan, const Value* from, std::int64_t samples, void* to) {
-  if (plan.source_bytes == 0) return from;
+const void* pack_operands(const Launch& launch, const LastPlan& plan, const LastOperands& operands, const Value* from,
+                          std::int64_t samples, bool packs) {
+  if (plan.source_bytes == 0) {
+    if (packs) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    return from;
+  }
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   LastSourceJob job = plan.source_pack;
   job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
-  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
-                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
-                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
+  const unsigned blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
+  const auto bits = reinterpret_cast<const Bits*>(from);
+  const auto to = static_cast<uint4*>(operands.packed_source);
+  if (packs) {
+    const unsigned weight_blocks = last_pack_blocks(plan);
+    launch_kernel("fused", fused_last_pack_both_kernel<Value, Bits>, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
+                  static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
+  } else {
+    launch_kernel("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);
+  }
   return to;
 }
 
@@ -118,17 +134,15 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
   job.paired = job.paired && address % 4 == 0;
-  while (job.aligned > 1 && address % (job.aligned * sizeof(Value)) != 0) job.aligned /= 2;
-  if (job.aligned < 4) job.pairing = LastPairing::kNone, job.apart = false;
+  while (job.vector > 1 && address % (job.vector * sizeof(Value)) != 0) job.vector /= 2;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
-    const void* const part = packed_source<Value>(launch, plan, from + n * plan.source_pack.n, job.batch, operands.packed_source);
-    // The last launch ahead of the one that multiplies is that which packs weights, which may so overlap.
+    // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     const bool first = n == 0 && packs;
-    if (first) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    const void* const part = pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, first);
     const BoxMap source = describe_boxes(plan.source, part);
 #define UPFOLD_RUN(index, type, ...)                                                          \
   if (config == index && job.joined > 0)                                                      \

@@ -121,23 +121,24 @@ class LastPlanner : LastCutter {
     return std::int32_t(in_row == 4 || in_row == 2 ? in_row : 1);
   }
 
-  // How turned tiles store: phases of a row that together are all of it, and eights that are neighbours.
+  // How turned tiles store.
   void store_turned() {
     LastJob& job = plan_.job;
     const Strides& r = result_strides();
     const std::int64_t step = result_step_[2], steps = r.n | r.c | r.d | r.h;
     while ((2 << job.beside) <= best_.beside) ++job.beside;
     job.eights = best_.box[2] % 8 == 0;
-    job.aligned = 8;
-    while (steps % job.aligned != 0) job.aligned /= 2;
     const std::int64_t phases = forward_ ? std::min(p_.stride_w, p_.out_w) : 1;  // of a row
-    job.joins = std::int8_t(phases == step && step <= tile_.phases ? step : 0);
-    job.apart = tile_.phases > 1 && phases == step && step > tile_.phases && step % tile_.phases == 0;
-    job.pairing = LastPairing::kNone;
-    if (tile_.phases > 1 || step > 1 || !job.eights) return;
-    if (best_.beside > 1 && tile_.m % 2 == 0) job.pairing = LastPairing::kProducts;
-    if (best_.beside == 1 && best_.box[2] % 16 == 0) job.pairing = LastPairing::kEights;
+    job.joins = 1;
+    for (const std::int64_t joins : {tile_.phases, 2})
+      if (phases == step && step % joins == 0 && tile_.phases % joins == 0 && joins > job.joins) job.joins = std::int8_t(joins);
+    if (phases == 3 && step == 3 && tile_.phases == 4) job.joins = 3;
+    // As many as lie together: of some positions of a row, or of one.
+    const std::int64_t neighbours = job.joins * (step == job.joins ? std::min<std::int64_t>(8, best_.box[2] & -best_.box[2]) : 1);
+    job.vector = 8;
+    while (neighbours % job.vector != 0 || steps % job.vector != 0) job.vector /= 2;
   }
+
   // Parts of the reduction, where tiles leave multiprocessors idle. A constant aim of blocks: the sums are the same on every
   // device.
   bool split(std::int64_t tiles) {
