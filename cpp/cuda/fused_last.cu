@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAST(float)
+UPFOLD_INSTANTIATE_LAST(float, std::uint32_t)
 UPFOLD_INSTANTIATE_LAST_SOURCE(std::uint32_t)
 
 }  // namespace upfold::cuda
@@ -26,13 +26,12 @@ namespace {
 constexpr std::int64_t kUncapped = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kLeastLastSources = 16, kLeastLastResults = 8;
 
-template <typename Tile>
-constexpr LastTileSize last_size_of() {
-  return {Tile::kM, Tile::kColumns, Tile::kPhases, Tile::kBlocks, Tile::kVectors, Tile::kThreads};
-}
 constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastTile<__VA_ARGS__>>(),
     UPFOLD_LAST_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastTurnedTile<__VA_ARGS__>>(),
+        UPFOLD_LAST_TURNED_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
@@ -57,7 +56,7 @@ LastPlan plan_last(int device, const Problem& p, int config, std::int64_t alignm
 std::vector<FusedLastTile> fused_last_tiles() {
   std::vector<FusedLastTile> tiles;
   for (const LastTileSize& tile : kLastTiles)
-    tiles.push_back({128 * tile.m, tile.columns, tile.phases, tile.blocks, tile.vectors});
+    tiles.push_back({tile.product * tile.products, tile.columns, tile.phases, tile.blocks, tile.vectors});
   return tiles;
 }
 

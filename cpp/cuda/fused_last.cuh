@@ -3,14 +3,16 @@
 // packed first; the result is stored as it lies.
 //
 // Rows of a product are 64 positions of the result, its columns channels of the result, and its reduction runs over channels of
-// the source. A position q of an axis is the result at q * result_step + a phase's offset; a tap of that phase reads the source
-// at (q + shift) * source_step + a constant. A *patch* is the source of all positions of a tile for the taps that share that
+// the source. In *turned* tiles, for results whose width is innermost, rows are 64 channels and columns positions. A position
+// q of an axis is the result at q * result_step + a phase's offset; a tap of that phase reads the source at (q + shift) *
+// source_step + a constant. A *patch* is the source of all positions of a tile for the taps that share that
 // constant, with all their shifts, for a chunk of channels: one box, which the copy engine brings, rows of channels swizzled. A
 // *pair* is a tap and its phase: the same rows of the patch, moved by the tap's shift, times the weights of that tap. Where all
 // phases have one tap and read the same position (kernel and stride equal), the pair is one and its columns are taps times
 // channels (`flat`).
 //
-// Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies.
+// Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
+// multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64.
 #pragma once
 
 #include "divide.cuh"
@@ -23,19 +25,35 @@ namespace upfold::cuda {
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
 constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
 constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
-constexpr int kLastAlignment = 1024;       // bytes: rows of 128 bytes change their vectors' places in groups of eight
+// Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
+constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
+constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
 // bytes of channels in a chunk.
 template <int kM_, int kSub8_, int kPhases_, int kBlocks_, int kVectors_>
-struct LastTile {
+struct LastTileBase {
   static constexpr int kM = kM_, kSub8 = kSub8_, kPhases = kPhases_, kBlocks = kBlocks_, kVectors = kVectors_;
-  static constexpr int kRows = 128 * kM, kColumns = 8 * kSub8, kWarps = 8;
+  static constexpr int kWarps = 8;
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
+};
+// kRows positions of a tile: kProducts times kProduct; kColumns channels.
+template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors>
+struct LastTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
+  static constexpr bool kTurned = false;
+  static constexpr int kProduct = 64, kProducts = 2 * kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8;
+};
+// kShared: both warpgroups take the same positions.
+template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors, bool kShared_>
+struct LastTurnedTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
+  static constexpr bool kTurned = true, kShared = kShared_;
+  static constexpr int kProduct = 8 * kSub8, kProducts = kShared ? kM : 2 * kM, kRows = kProduct * kProducts,
+                       kColumns = kShared ? 128 : 64;
+  static_assert(kM * kSub8 <= 32, "a lane finds the row of each eight positions");
 };
 
 struct LastAxis {
@@ -69,6 +87,11 @@ struct LastJob {
   // those that are staged together, or 0; and whether results of two neighbouring positions are an aligned vector.
   std::int32_t joined, staged;
   bool paired;
+  // Of turned tiles: products that lie beside one another, 8 positions wide (2^beside); whether each 8 positions lie in a row;
+  // neighbouring phases of the width whose results are neighbours; and how many such neighbours are an aligned vector.
+  std::int8_t beside;
+  bool eights;
+  std::int8_t joins, vector;
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;
   float slope;
@@ -81,6 +104,7 @@ static_assert(sizeof(LastJob) <= 3840, "with the description of the source and t
 
 struct LastPlace {
   std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
+  std::int32_t first_eight = 0;  // of a product, where some of its columns are stored
 };
 // Tiles of the same positions follow one another.
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {

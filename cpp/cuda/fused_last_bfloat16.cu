@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAST(__nv_bfloat16)
+UPFOLD_INSTANTIATE_LAST(__nv_bfloat16, std::uint16_t)
 
 }  // namespace upfold::cuda
 

@@ -13,9 +13,10 @@ namespace {
 
 constexpr std::int64_t kMostLastCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
 constexpr std::int64_t kLastFixedBytes = 3 << 10;               // of barriers, and of the alignment of the first patch
-constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;        // of an axis
-constexpr double kStoreBytesPerCycle = 20.0;                    // and to it
-constexpr double kLoadBytesPerCycle = 40.0;                     // of a multiprocessor, from the second-level cache
+constexpr std::int64_t kMostTurnedStep = 64;              // so that eight positions are less than LastTurnedStore::Row holds
+constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;  // of an axis
+constexpr double kStoreBytesPerCycle = 20.0;              // and to it
+constexpr double kLoadBytesPerCycle = 40.0;               // of a multiprocessor, from the second-level cache
 
 using Triple = std::array<std::int64_t, 3>;
 
@@ -26,9 +27,8 @@ class LastCutter {
         tile_(tile),
         element_(element_bytes(p.dtype)),
         chunk_bytes_(16 * tile.vectors),
-        most_shared_(shared_bytes - kLastFixedBytes -
-                     ((p.op == Operator::kConvTranspose ? p.y : p.x).c == 1 ? 0 : kLastStagedBytes)),
         forward_(p.op == Operator::kConvTranspose),
+        most_shared_(shared_bytes - kLastFixedBytes - staged_bytes()),
         aligned_(aligned),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {
     for (int i = 0; i < 3; ++i) {
@@ -86,6 +86,10 @@ class LastCutter {
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
+    if (tile_.turned) {
+      const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
+      if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
+    }
     // Chunks end with their group: a NaN of the next one would meet zeros.
     return p_.groups == 1 || source_channels() % chunk() == 0;
   }
@@ -151,6 +155,7 @@ class LastCutter {
     int level = 3;
     Triple box{}, halo{};
     std::int64_t samples = 1, patches = 0, rows = 0;
+    std::int64_t beside = 1;  // products of a row, each 8 positions wide, else 1
     double cost = -1;
     Triple patch() const { return {box[0] + halo[0], box[1] + halo[1], box[2] + halo[2]}; }
     bool is_dense() const { return halo[0] == 0 && halo[1] == 0 && halo[2] == 0; }
@@ -190,8 +195,11 @@ class LastCutter {
     return {low, high};
   }
 
-  std::int64_t staged_bytes() const { return result_strides().c == 1 ? 0 : kLastStagedBytes; }
-  std::int64_t tile_rows() const { return 128 * tile_.m; }
+  std::int64_t staged_bytes() const {
+    if (tile_.turned) return kLastTurnedStaged;
+    return result_strides().c == 1 ? 0 : kLastStagedBytes;
+  }
+  std::int64_t tile_rows() const { return std::int64_t(tile_.product) * tile_.products; }
   std::int64_t pair_bytes() const { return tile_.columns * chunk_bytes_; }
 
   // Cycles of all tiles, but for what does not depend on the cut.
@@ -220,8 +228,9 @@ class LastCutter {
   double store_cycles(const Cut& cut) const {
     if (result_strides().c == 1) return 0;
     const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
-    const std::int64_t run = std::min<std::int64_t>(cut.box[2], 16) * phases * element_;
-    const double slow = run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5;
+    const std::int64_t beside = cut.beside > 1 ? 8 * std::min<std::int64_t>(cut.beside, tile_.m) : cut.box[2];
+    const std::int64_t run = std::min<std::int64_t>(beside, tile_.turned ? 64 : 16) * phases * element_;
+    const double slow = (run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5) + (tile_.turned && run < 128 ? 0.2 : 0.0);
     return slow * double(tile_rows() * tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
 
@@ -243,10 +252,11 @@ class LastCutter {
 
   // Rows of the patch follow one another: tiles of any size.
   void try_dense(Cut cut) {
-    for (std::int64_t w = std::min(positions_[2], tile_rows()); w > 0; --w) {
-      if (!is_fair(positions_[2], w)) continue;
+    const std::int64_t grain = tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
+    for (std::int64_t w = std::min(ceil_div(positions_[2], grain) * grain, tile_rows()); w > 0; w -= grain) {
+      if (!is_fair(positions_[2], w, grain)) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
-        if (!is_fair(positions_[1], h)) continue;
+        if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
         cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox});
         keep(cut);
@@ -254,18 +264,21 @@ class LastCutter {
     }
   }
   // Whether no smaller part makes as few parts, unless it is a multiple of eight.
-  static bool is_fair(std::int64_t size, std::int64_t part) {
-    return part % 8 == 0 || part == 1 || ceil_div(size, part - 1) > ceil_div(size, part);
+  static bool is_fair(std::int64_t size, std::int64_t part, std::int64_t grain) {
+    return part % 8 == 0 || part == grain || ceil_div(size, part - grain) > ceil_div(size, part);
   }
 
-  // 64 positions lie in one row, or in rows of eight, one above the other.
+  // The positions of a product lie in one row, or in rows of eight, one above the other.
   void try_blocks(Cut cut) {
-    for (std::int64_t w = tile_rows(); w >= 8; w = w == 64 ? 8 : w / 2) {
-      for (std::int64_t h = w == 8 ? 8 : 1; w * h <= tile_rows(); h *= 2) {
-        for (std::int64_t d = 1; w * h * d <= tile_rows(); d *= 2) {
-          cut.box = {d, h, w}, cut.samples = tile_rows() / (w * h * d);
-          keep(cut);
-        }
+    for (std::int64_t w = tile_rows(); w >= tile_.product; w /= 2) try_blocks_of(cut, w, 1);
+    const std::int64_t most = tile_.turned ? tile_.products : 1;
+    for (cut.beside = 1; cut.beside <= most; cut.beside *= 2) try_blocks_of(cut, 8 * cut.beside, tile_.product / 8);
+  }
+  void try_blocks_of(Cut cut, std::int64_t w, std::int64_t least_h) {
+    for (std::int64_t h = least_h; w * h <= tile_rows(); h *= 2) {
+      for (std::int64_t d = 1; w * h * d <= tile_rows(); d *= 2) {
+        cut.box = {d, h, w}, cut.samples = tile_rows() / (w * h * d);
+        keep(cut);
       }
     }
   }
@@ -274,8 +287,10 @@ class LastCutter {
 
   const Problem p_;
   const LastTileSize tile_;
-  const std::int64_t element_, chunk_bytes_, most_shared_;
-  const bool forward_, aligned_;
+  const std::int64_t element_, chunk_bytes_;
+  const bool forward_;
+  const std::int64_t most_shared_;
+  const bool aligned_;
   const Axis axes_[3];
   bool folded_ = false;
   Triple positions_, source_step_, result_step_, source_size_, result_size_;

@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAST(__half)
+UPFOLD_INSTANTIATE_LAST(__half, std::uint16_t)
 UPFOLD_INSTANTIATE_LAST_SOURCE(std::uint16_t)
 
 }  // namespace upfold::cuda

@@ -3,7 +3,9 @@
 //   weight   [stages][pair][column][16 bytes of source channels]        swizzled; columns in the order of channel_of_column
 #pragma once
 
+#include "fused_last_source.cuh"
 #include "fused_last_store.cuh"
+#include "fused_last_turned_store.cuh"
 
 namespace upfold::cuda {
 
@@ -17,12 +19,34 @@ constexpr std::int64_t kLastPartialVectors = kLastSums<Tile> * kLastStoring;
 template <typename Tile>
 constexpr std::int32_t kLastPairBytes = Tile::kColumns * Tile::kVectors * 16;
 
+// What stores a tile, and what stores a part of one: kEights of 8 columns of each product. The parts are a tile's kSub8 /
+// kEights.
+template <typename Value, typename Tile, bool kPlanes, bool kTurned = Tile::kTurned>
+struct LastStores {
+  static constexpr int kEights = 8 / int(sizeof(Value));
+  using Whole = LastStore<Value, Tile, kPlanes>;
+  using Part = LastStore<Value, LastTile<Tile::kM, kEights, Tile::kPhases, 1, Tile::kVectors>, kPlanes>;
+  static constexpr int kStagedBytes = kPlanes ? kLastStagedBytes : 16;
+  // A part has columns of its own.
+  static __device__ __forceinline__ void take_part(LastPlace& place, std::int32_t part) {
+    place.column_tile = place.column_tile * (Tile::kSub8 / kEights) + part;
+  }
+};
+template <typename Value, typename Tile, bool kPlanes>
+struct LastStores<Value, Tile, kPlanes, true> {
+  static constexpr int kEights = 2;
+  using Whole = LastTurnedStore<Value, Tile, Tile::kSub8>;
+  using Part = LastTurnedStore<Value, Tile, kEights>;
+  static constexpr int kStagedBytes = kLastTurnedStaged;
+  static __device__ __forceinline__ void take_part(LastPlace& place, std::int32_t part) { place.first_eight = part * kEights; }
+};
+
 #if UPFOLD_WARPGROUPS
 template <typename Value, typename Tile, bool kPlanes>
 struct LastBlock {
   static constexpr std::uint32_t kRowUnits = Tile::kVectors;  // a row of a patch, of 16 bytes
   static constexpr int kChunk = Tile::kVectors * 16 / int(sizeof(Value));
-  using Store = LastStore<Value, Tile, kPlanes>;
+  using Store = typename LastStores<Value, Tile, kPlanes>::Whole;
   using Sums = typename Store::Sums;
 
   const LastJob& job;
@@ -90,16 +114,18 @@ struct LastBlock {
   }
 
   template <int kPhase>
-  __device__ __forceinline__ void add_pair(Sums& sums, std::uint32_t phase, const std::uint64_t (&a)[Tile::kM],
-                                           std::uint32_t shift, std::uint64_t b) const {
+  __device__ __forceinline__ void add_pair(Sums& sums, std::uint32_t phase, const std::uint64_t (&positions)[Tile::kM],
+                                           std::uint32_t shift, std::uint64_t channels) const {
     if constexpr (kPhase < Tile::kPhases) {
-      if (Tile::kPhases > 1 && phase != kPhase) return add_pair<kPhase + 1>(sums, phase, a, shift, b);
+      if (Tile::kPhases > 1 && phase != kPhase) return add_pair<kPhase + 1>(sums, phase, positions, shift, channels);
       warpgroup_begin();
 #pragma unroll
       for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
 #pragma unroll
-        for (int m = 0; m < Tile::kM; ++m)
-          WarpgroupCore<Value, Tile::kSub8, 1, 0>::add(sums[m][kPhase], a[m] + (shift * kRowUnits + k), b + k);
+        for (int m = 0; m < Tile::kM; ++m) {
+          const std::uint64_t at = positions[m] + (shift * kRowUnits + k), of = channels + k;
+          WarpgroupCore<Value, Tile::kSub8, 1, 0>::add(sums[m][kPhase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
+        }
       }
       warpgroup_commit();
     }
@@ -109,17 +135,26 @@ struct LastBlock {
     return Tile::kVectors == 8 ? long_row_descriptor(at, group_pitch) : swizzled_descriptor(at, group_pitch);
   }
 
+  // Of a warpgroup: its first product of the tile's positions, and its first channel.
+  static __device__ __forceinline__ std::int32_t first_product(std::int32_t warpgroup) {
+    return Tile::kProducts > Tile::kM ? warpgroup * Tile::kM : 0;
+  }
+  static __device__ __forceinline__ std::int32_t first_channel(std::int32_t warpgroup) {
+    return Tile::kProducts > Tile::kM ? 0 : warpgroup * 64;
+  }
+
   // Two warpgroups multiply and store. Each pair is a group of products of its own, committed where it is issued (a commit behind
   // a branch would wait for all before it), and one more may be unfinished.
   __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
     const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp
-    const std::uint64_t b_first = descriptor(0, 8 * kRowUnits);
-    std::uint64_t a_first[Tile::kM];
+    const std::uint64_t channels_first = descriptor(std::uint32_t(first_channel(warpgroup)) * kRowUnits, 8 * kRowUnits);
+    std::uint64_t positions_first[Tile::kM];
 #pragma unroll
-    for (int m = 0; m < Tile::kM; ++m)
-      a_first[m] =
-          descriptor(std::uint32_t(job.rows[warpgroup * Tile::kM + m]) * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
+    for (int m = 0; m < Tile::kM; ++m) {
+      const std::uint32_t row = std::uint32_t(job.rows[first_product(warpgroup) + m]);
+      positions_first[m] = descriptor(row * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
+    }
     Ring buffer(job.patches), stage(job.stages);
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
       const LastPlace place = last_place(job, tile);
@@ -138,18 +173,18 @@ struct LastBlock {
           std::int32_t pair = job.patch[q - 1].end;
           const std::int32_t end = job.patch[q].end;
           barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
-          std::uint64_t a[Tile::kM];
+          std::uint64_t positions[Tile::kM];
 #pragma unroll
-          for (int m = 0; m < Tile::kM; ++m) a[m] = a_first[m] + patch(buffer.at) / 16;
+          for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + patch(buffer.at) / 16;
           for (; pair < end; stage.next()) {
             const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
             barrier_wait(address(barriers.full[stage.at]), stage.parity);
-            std::uint64_t b = b_first + weight(stage.at) / 16;
+            std::uint64_t channels = channels_first + weight(stage.at) / 16;
 #pragma unroll 1
             do {
               const std::uint32_t entry = job.pair[pair];
-              add_pair<0>(sums, entry >> 16, a, entry & 0xffff, b);
-              b += kLastPairBytes<Tile> / 16;
+              add_pair<0>(sums, entry >> 16, positions, entry & 0xffff, channels);
+              channels += kLastPairBytes<Tile> / 16;
               warpgroup_wait<1>();
               release();
             } while (++pair < until);
@@ -200,30 +235,30 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #endif
 }
 
-// Adds the partial sums of a split reduction in the order of its parts; a block stores one run of columns of a tile.
+// Adds the partial sums of a split reduction in the order of its parts; a block stores a part of a tile.
 template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(kLastStoring)
     fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
                              const Value* __restrict__ bias, Value* __restrict__ y) {
 #if UPFOLD_WARPGROUPS
-  __shared__ alignas(16) unsigned char staging[kPlanes ? kLastStagedBytes : 16];
-  using Run = LastTile<Tile::kM, 8 / int(sizeof(Value)), Tile::kPhases, 1, Tile::kVectors>;
-  constexpr int kRuns = Tile::kSub8 / Run::kSub8;
-  const std::int32_t run = std::int32_t(blockIdx.x % kRuns), splits = std::int32_t(job.splits.value);
-  const std::uint32_t first = blockIdx.x / kRuns * std::uint32_t(splits);
+  using Stores = LastStores<Value, Tile, kPlanes>;
+  __shared__ alignas(16) unsigned char staging[Stores::kStagedBytes];
+  constexpr int kEights = Stores::kEights, kParts = Tile::kSub8 / kEights;
+  const std::int32_t part = std::int32_t(blockIdx.x % kParts), splits = std::int32_t(job.splits.value);
+  const std::uint32_t first = blockIdx.x / kParts * std::uint32_t(splits);
   const float4* const own = partial + std::int64_t(first) * kLastPartialVectors<Tile> + threadIdx.x;
-  using Store = LastStore<Value, Run, kPlanes>;
+  using Store = typename Stores::Part;
   LastPlace place = last_place(job, first);
-  place.column_tile = place.column_tile * kRuns + run;
+  Stores::take_part(place, part);
   const Store store{job, place, bias, y, staging};
   typename Store::Sums sums;
   store.begin(sums);
   for (std::int32_t split = 0; split < splits; ++split) {
 #pragma unroll
-    for (int i = 0; i < kLastSums<Run>; ++i) {
-      const int number = i / Run::kSub8 * Tile::kSub8 + run * Run::kSub8 + i % Run::kSub8;
+    for (int i = 0; i < Tile::kM * Tile::kPhases * kEights; ++i) {
+      const int number = i / kEights * Tile::kSub8 + part * kEights + i % kEights;
       const float4 v = own[split * kLastPartialVectors<Tile> + number * kLastStoring];
-      float(&sum)[4] = sums[i / Run::kSub8 / Tile::kPhases][i / Run::kSub8 % Tile::kPhases][i % Run::kSub8];
+      float(&sum)[4] = sums[i / kEights / Tile::kPhases][i / kEights % Tile::kPhases][i % kEights];
       sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
     }
   }
@@ -238,7 +273,7 @@ struct LastPackJob {
   Divisor channels, kernel_h, kernel_w;  // of the result in a group
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
-  bool flat;
+  bool flat, turned;
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];
 };
@@ -249,18 +284,17 @@ UPFOLD_DEVICE __nv_bfloat16 narrow_weight(__nv_bfloat16 v) { return v; }
 UPFOLD_DEVICE float narrow_weight(float v) { return __uint_as_float(to_tf32(v)); }
 
 template <typename Value>
-__global__ void __launch_bounds__(kLastPackThreads)
-    fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
-  let_next_begin();
+UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, const Value* w, uint4* packed) {
   constexpr int kVector = 16 / int(sizeof(Value));
-  const std::uint32_t number = blockIdx.x * kLastPackThreads + threadIdx.x;
+  const std::uint32_t number = block * kLastPackThreads + threadIdx.x;
   if (number >= job.count) return;
   std::uint32_t rest = number;
   const std::int32_t pair = std::int32_t(take(job.pairs, rest)), vector = std::int32_t(take(job.vectors, rest));
   const std::int32_t row = std::int32_t(take(job.columns, rest)), chunk = std::int32_t(take(job.chunks, rest));
   const std::uint32_t tile = rest;
   const std::int32_t column_tile = std::int32_t(take(job.column_tiles, rest)), vectors = std::int32_t(job.vectors.value);
-  const std::int32_t column = column_tile * std::int32_t(job.columns.value) + channel_of_column<int(sizeof(Value))>(row);
+  const std::int32_t in_tile = job.turned ? row : channel_of_column<int(sizeof(Value))>(row);
+  const std::int32_t column = column_tile * std::int32_t(job.columns.value) + in_tile;
   std::uint32_t tap = job.taps[pair], channel = std::uint32_t(column);
   if (job.flat) {
     tap = channel;
@@ -282,6 +316,28 @@ __global__ void __launch_bounds__(kLastPackThreads)
   const std::int32_t swizzled = vector ^ (vectors == 8 ? row % 8 : row / 2 % 4);
   const std::int64_t to = (std::int64_t(tile) * job.chunks.value + chunk) * job.pairs.value + pair;
   packed[(to * job.columns.value + row) * vectors + swizzled] = *reinterpret_cast<const uint4*>(&values);
+}
+
+template <typename Value>
+__global__ void __launch_bounds__(kLastPackThreads)
+    fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
+  let_next_begin();
+  pack_weight(job, blockIdx.x, w, packed);
+}
+
+// Both packings in one launch: blocks from weight_blocks on pack the source, whose elements are as large as Bits.
+template <typename Value, typename Bits>
+__global__ void __launch_bounds__(kLastPackThreads)
+    fused_last_pack_both_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed,
+                                std::uint32_t weight_blocks, const __grid_constant__ LastSourceJob source,
+                                const Bits* __restrict__ from, uint4* __restrict__ to) {
+  static_assert(kLastPackThreads == kSourceThreads, "of either block");
+  let_next_begin();
+  if (blockIdx.x < weight_blocks) {
+    pack_weight(job, blockIdx.x, w, packed);
+  } else {
+    pack_source(source, blockIdx.x - weight_blocks, from, to);
+  }
 }
 
 }  // namespace upfold::cuda

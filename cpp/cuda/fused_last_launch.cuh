@@ -18,17 +18,36 @@ namespace upfold::cuda {
   DO(7, Value, 1, 8, 2, 2, 8)        \
   DO(8, Value, 2, 4, 4, 1, 8)
 
-#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                 \
-  template __global__ void fused_last_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(                                         \
-      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*); \
-  template __global__ void fused_last_reduce_kernel<Value, LastTile<__VA_ARGS__>, kPlanes>(const __grid_constant__ LastJob,  \
-                                                                                           const float4*, const Value*, Value*);
-#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)    \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, __VA_ARGS__) \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, __VA_ARGS__)
-#define UPFOLD_INSTANTIATE_LAST(Value)                     \
-  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
-  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);
+// Turned ones: the last says whether both warpgroups take the same positions.
+#define UPFOLD_LAST_TURNED_TILES(DO, Value) \
+  DO(9, Value, 2, 16, 1, 1, 8, true)        \
+  DO(10, Value, 2, 8, 1, 2, 8, true)        \
+  DO(11, Value, 2, 8, 1, 2, 8, false)       \
+  DO(12, Value, 1, 16, 2, 1, 8, true)       \
+  DO(13, Value, 2, 8, 2, 1, 8, true)        \
+  DO(14, Value, 1, 8, 2, 2, 8, false)       \
+  DO(15, Value, 1, 8, 4, 1, 8, true)        \
+  DO(16, Value, 1, 8, 4, 1, 8, false)       \
+  DO(17, Value, 2, 8, 1, 2, 4, false)
+constexpr int kFirstTurned = 9;
+
+#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                     \
+  template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes>(                                                       \
+      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*);     \
+  template __global__ void fused_last_reduce_kernel<Value, __VA_ARGS__, kPlanes>(const __grid_constant__ LastJob, const float4*, \
+                                                                                 const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)              \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, LastTile<__VA_ARGS__>) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTurnedTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
+  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
+  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);           \
+  template __global__ void fused_last_pack_both_kernel<Value, Bits>(const __grid_constant__ LastPackJob, const Value*, uint4*, \
+                                                                    std::uint32_t, const __grid_constant__ LastSourceJob,      \
+                                                                    const Bits*, uint4*);
 #define UPFOLD_INSTANTIATE_LAST_SOURCE(Bits) \
   template __global__ void fused_last_source_kernel<Bits>(const __grid_constant__ LastSourceJob, const Bits*, uint4*);
 
@@ -42,12 +61,13 @@ namespace upfold::cuda {
 
 namespace upfold::cuda {
 
+inline unsigned last_pack_blocks(const LastPlan& plan) { return (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads; }
+
 template <typename Value>
 void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
   if (plan.pack.count == 0) return;
-  const unsigned blocks = (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads;
-  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, blocks, kLastPackThreads, plan.pack, static_cast<const Value*>(w),
-                static_cast<uint4*>(packed));
+  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack,
+                static_cast<const Value*>(w), static_cast<uint4*>(packed));
 }
 
 struct LastOperands {
@@ -57,16 +77,28 @@ struct LastOperands {
   bool is_packed;
 };
 
-// Some samples of the source, or what is packed of them.
+// What is packed ahead of the kernel that multiplies: the weight where `packs`, and some samples of the source where they do not
+// lie in boxes. Where the products find the source.
 template <typename Value>
-const void* packed_source(const Launch& launch, const LastPlan& plan, const Value* from, std::int64_t samples, void* to) {
-  if (plan.source_bytes == 0) return from;
+const void* pack_operands(const Launch& launch, const LastPlan& plan, const LastOperands& operands, const Value* from,
+                          std::int64_t samples, bool packs) {
+  if (plan.source_bytes == 0) {
+    if (packs) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    return from;
+  }
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   LastSourceJob job = plan.source_pack;
   job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
-  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
-                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
-                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
+  const unsigned blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
+  const auto bits = reinterpret_cast<const Bits*>(from);
+  const auto to = static_cast<uint4*>(operands.packed_source);
+  if (packs) {
+    const unsigned weight_blocks = last_pack_blocks(plan);
+    launch_kernel("fused", fused_last_pack_both_kernel<Value, Bits>, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
+                  static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
+  } else {
+    launch_kernel("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);
+  }
   return to;
 }
 
@@ -82,10 +114,15 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& jo
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes>, launch, grid, job, source,
               static_cast<const unsigned char*>(operands.packed), bias, result, partial);
   if (job.splits.value == 1) return;
-  const unsigned runs = Tile::kSub8 * sizeof(Value) / 8;
-  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * runs,
+  const unsigned parts = Tile::kSub8 / LastStores<Value, Tile, kPlanes>::kEights;
+  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * parts,
                 kLastStoring, job, partial, bias, result);
 }
+
+// One of the turned tiles, which are compiled by themselves.
+template <typename Value>
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastJob& job, const LastOperands& operands,
+                     const BoxMap& source, bool overlaps);
 
 template <typename Value>
 void run_last(const Launch& launch, const LastPlan& plan, int config, const LastOperands& operands) {
@@ -97,15 +134,15 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
   job.paired = job.paired && address % 4 == 0;
+  while (job.vector > 1 && address % (job.vector * sizeof(Value)) != 0) job.vector /= 2;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
-    const void* const part = packed_source<Value>(launch, plan, from + n * plan.source_pack.n, job.batch, operands.packed_source);
-    // The last launch ahead of the one that multiplies is that which packs weights, which may so overlap.
+    // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     const bool first = n == 0 && packs;
-    if (first) pack_last<Value>(launch, plan, operands.w, operands.packed);
+    const void* const part = pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, first);
     const BoxMap source = describe_boxes(plan.source, part);
 #define UPFOLD_RUN(index, type, ...)                                                          \
   if (config == index && job.joined > 0)                                                      \
@@ -114,6 +151,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, job, own, source, first);
     UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
+    if (config >= kFirstTurned) run_last_turned<Value>(launch, plan, config, job, own, source, first);
   }
 }
 

@@ -53,9 +53,14 @@ class LastPlanner : LastCutter {
       begin = ends[q];
     }
     for (; set < sets_; ++set) job.first_patch[set + 1] = std::uint16_t(ends.size());
-    for (int block = 0; block < 2 * tile_.m; ++block) job.rows[block] = std::int16_t(row_of(block * 64));
-    job.group_pitch = std::int32_t(best_.is_dense() || best_.box[2] > 8 ? 8 : patch[2]);
+    for (int product = 0; product < tile_.products; ++product) job.rows[product] = std::int16_t(row_of(first_position(product)));
+    const bool stacked = !best_.is_dense() && (best_.box[2] == 8 || best_.beside > 1);
+    job.group_pitch = std::int32_t(stacked ? patch[2] : 8);
     return positions();
+  }
+  // Of products beside one another each has eight positions of a row, one above the other.
+  std::int64_t first_position(std::int64_t product) const {
+    return product / best_.beside * best_.beside * tile_.product + product % best_.beside * 8;
   }
   // The row of the patch where a position of the tile lies.
   std::int64_t row_of(std::int64_t number) const {
@@ -88,7 +93,8 @@ class LastPlanner : LastCutter {
     job.y_n = r.n, job.y_c = r.c, job.y_axis[0] = r.d, job.y_axis[1] = r.h, job.y_axis[2] = r.w;
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
-    if (r.c != 1) job.joined = joined();
+    if (tile_.turned) store_turned();
+    if (r.c != 1 && !tile_.turned) job.joined = joined();
     // Float32 of one phase too: two rows of 16 results of a warp are less than four of eight.
     if (job.joined == 1 && r.w == 1 && (result_step_[2] > 1 || element_ == 4)) job.staged = staged();
     job.paired = job.joined == 1 && element_ == 2 && result_step_[2] == 1 && r.w == 1 && best_.box[2] % 2 == 0 &&
@@ -113,6 +119,24 @@ class LastPlanner : LastCutter {
   std::int32_t staged() const {
     const std::int64_t in_row = row_phases_ % tile_.phases == 0 ? tile_.phases : row_phases_;
     return std::int32_t(in_row == 4 || in_row == 2 ? in_row : 1);
+  }
+
+  // How turned tiles store.
+  void store_turned() {
+    LastJob& job = plan_.job;
+    const Strides& r = result_strides();
+    const std::int64_t step = result_step_[2], steps = r.n | r.c | r.d | r.h;
+    while ((2 << job.beside) <= best_.beside) ++job.beside;
+    job.eights = best_.box[2] % 8 == 0;
+    const std::int64_t phases = forward_ ? std::min(p_.stride_w, p_.out_w) : 1;  // of a row
+    job.joins = 1;
+    for (const std::int64_t joins : {tile_.phases, 2})
+      if (phases == step && step % joins == 0 && tile_.phases % joins == 0 && joins > job.joins) job.joins = std::int8_t(joins);
+    if (phases == 3 && step == 3 && tile_.phases == 4) job.joins = 3;
+    // As many as lie together: of some positions of a row, or of one.
+    const std::int64_t neighbours = job.joins * (step == job.joins ? std::min<std::int64_t>(8, best_.box[2] & -best_.box[2]) : 1);
+    job.vector = 8;
+    while (neighbours % job.vector != 0 || steps % job.vector != 0) job.vector /= 2;
   }
 
   // Parts of the reduction, where tiles leave multiprocessors idle. A constant aim of blocks: the sums are the same on every
@@ -180,7 +204,7 @@ class LastPlanner : LastCutter {
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
     const std::int64_t count =
         p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
-    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat;
+    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.turned = tile_.turned;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;

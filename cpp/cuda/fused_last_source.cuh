@@ -70,12 +70,12 @@ UPFOLD_DEVICE void read_pairs(const LastSourceJob& job, const Bits* sample, std:
   }
 }
 
+// One block of as many as there are samples, tiles of channels and tiles of pixels.
 template <typename Bits>
-__global__ void __launch_bounds__(kSourceThreads)
-    fused_last_source_kernel(const __grid_constant__ LastSourceJob job, const Bits* __restrict__ from, uint4* __restrict__ to) {
+UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, const Bits* from, uint4* to) {
   constexpr int kChannels = 128 / int(sizeof(Bits));
   __shared__ std::uint32_t words[kSourcePixels * kSourcePitch];
-  std::uint32_t rest = blockIdx.x;
+  std::uint32_t rest = block;
   const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, rest)) * kChannels;
   const std::uint32_t first_pixel = take(job.pixel_tiles, rest) * kSourcePixels;
   const Bits* const sample = from + std::int64_t(rest) * job.n + first_channel * job.c;
@@ -93,6 +93,12 @@ __global__ void __launch_bounds__(kSourceThreads)
     const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
     own[std::int64_t(pixel) * job.vectors + vector] = {v[0], v[1], v[2], v[3]};
   }
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kSourceThreads)
+    fused_last_source_kernel(const __grid_constant__ LastSourceJob job, const Bits* __restrict__ from, uint4* __restrict__ to) {
+  pack_source(job, blockIdx.x, from, to);
 }
 
 }  // namespace upfold::cuda

@@ -10,7 +10,6 @@ template <typename Value, typename Tile, bool kPlanes>
 struct LastStore {
   static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
   static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
-  static constexpr std::int32_t kNothingLeft = -(1 << 30);
   using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
 
   const LastJob& job;
@@ -39,7 +38,7 @@ struct LastStore {
       while (job.flat && channel >= channels) channel -= channels;
       float first[kOwn] = {};
       if (vectors && left > 0) {
-        LastVector<Value>::widen(__ldg(reinterpret_cast<const uint4*>(own + channel)), first);
+        WholeVector<Value>::widen(__ldg(reinterpret_cast<const uint4*>(own + channel)), first);
       } else {
 #pragma unroll
         for (int e = 0; e < kOwn; ++e) {
@@ -56,65 +55,19 @@ struct LastStore {
 
   __device__ __forceinline__ void activate(Sums& sums) const {
     if (!is_activated_before(job.activation)) return;
-    with_activation(job.activation, job.slope, ActivateAll{sums});
-  }
-  // Eight at a time: of all of them at once the compiler would run out of registers.
-  struct ActivateAll {
-    Sums& sums;
-    __device__ __forceinline__ float& sum(int i) const {
-      return sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4];
-    }
-    template <typename Function>
-    __device__ __forceinline__ void operator()(const Function& function) const {
-#pragma unroll
-      for (int first = 0; first < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; first += 8) {
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) pin(sum(i));
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) sum(i) = function(sum(i));
-#pragma unroll
-        for (int i = first; i < first + 8; ++i) pin(sum(i));
-      }
-    }
-  };
-
-  // Where a row of a product lies in the result, in phase 0 of no offset; sizes left behind it on each axis.
-  struct Row {
-    std::int64_t offset;
-    std::int32_t left[3];
-  };
-  __device__ __forceinline__ Row row_at(std::int32_t number) const {
-    Row row;
-    std::uint32_t rest = std::uint32_t(number);
-    row.offset = 0;
-#pragma unroll
-    for (int i = 2; i >= 0; --i) {
-      const std::int32_t at = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
-      row.left[i] = job.axis[i].size - at * job.axis[i].result_step;
-      row.offset += std::int64_t(at * job.axis[i].result_step) * job.y_axis[i];
-    }
-    const std::int32_t n = place.n + std::int32_t(rest);
-    row.offset += n * job.y_n;
-    if (n >= job.batch || rest >= job.tile_n.value) row.left[2] = kNothingLeft;
-    return row;
+    with_activation(job.activation, job.slope, ActivateLast<Tile::kM, Tile::kPhases, Tile::kSub8>{sums});
   }
 
+  using Row = LastRow;
+  using Target = LastTarget;
+  __device__ __forceinline__ Row row_at(std::int32_t number) const { return last_row(job, place, number); }
   // The thread's row number `half`, of two in each 64 positions.
   __device__ __forceinline__ Row row_of(int half) const {
     const std::int32_t warp = std::int32_t(threadIdx.x) / 32, block = warp / 4 * Tile::kM + half / 2;
     return row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
   }
-
-  // The offset of a phase, or of a tap, and whether a row has it.
-  struct Target {
-    std::int32_t at[3];
-    std::int64_t offset;
-    __device__ __forceinline__ bool is_in(const Row& row) const {
-      return at[0] < row.left[0] && at[1] < row.left[1] && at[2] < row.left[2];
-    }
-  };
   __device__ __forceinline__ Target target_of(std::int32_t d, std::int32_t h, std::int32_t w) const {
-    return {{d, h, w}, d * job.y_axis[0] + h * job.y_axis[1] + w * job.y_axis[2]};
+    return last_target(job, d, h, w);
   }
 
   template <int kPhase>

@@ -3,7 +3,7 @@
 // vector to vector, and rows are asked for it where it changes.
 #pragma once
 
-#include "fused_last.cuh"
+#include "fused_last_rows.cuh"
 
 namespace upfold::cuda {
 
@@ -37,7 +37,7 @@ struct Pair<__nv_bfloat16> {
 
 // What a lane holds of a row in 16 bytes.
 template <typename Value>
-struct LastVector {
+struct WholeVector {
   static constexpr int kCount = 16 / int(sizeof(Value));
   static __device__ __forceinline__ uint4 narrow(const float (&v)[kCount]) {
     if constexpr (sizeof(Value) == 4) {
@@ -64,14 +64,12 @@ struct LastVector {
 // `Store` (LastStore) tells where rows and taps lie.
 template <typename Value, typename Tile, typename Store>
 struct LastVectors {
-  using Vector = LastVector<Value>;
-  using Row = typename Store::Row;
-  using Target = typename Store::Target;
+  using Vector = WholeVector<Value>;
   using Sums = typename Store::Sums;
   static constexpr int kOwn = Vector::kCount, kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
 
   const Store& store;
-  Row rows[2];  // of the lane in 64 positions: as few as can be, or registers run out
+  LastRow rows[2];  // of the lane in 64 positions: as few as can be, or registers run out
 
   // A column of the tile: its tap and its channel, where rows store the results of that tap, and which of them have it.
   struct Column {
@@ -79,7 +77,7 @@ struct LastVectors {
     std::int64_t offset;
     bool in[2];
   };
-  __device__ __forceinline__ void aim(Column& column, const Target& target) const {
+  __device__ __forceinline__ void aim(Column& column, const LastTarget& target) const {
     column.offset = target.offset;
 #pragma unroll
     for (int half = 0; half < 2; ++half) column.in[half] = target.is_in(rows[half]);

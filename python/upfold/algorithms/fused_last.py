@@ -37,10 +37,12 @@ class _Rates(NamedTuple):
 # Of float32 rounded to TF32, and of 16-bit values.
 _RATES = (
     _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 0.275, 0.634, 0.586, 1.35, 0.341, 1.58,
-           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34)),
+           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.95, 1.11, 1.11, 0.95, 1.2, 0.7, 1.2, 1.2, 1.3)),
     _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 0.183, 0.794, 0.75, 1.76, 0.386, 1.69,
-           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38)),
+           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.95, 1.11, 1.11, 0.95, 1.2, 0.7, 1.2, 1.2, 1.3)),
 )  # fmt: skip
+# The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
+_TURNED = 9
 _CYCLES = 1755.0  # of a microsecond
 # Times as long by config where kernel and stride are equal and channels innermost.
 _EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
@@ -78,7 +80,7 @@ def _storing(problem: Problem, config: int, phases: int) -> float:
     forward = problem.operator is Operator.CONV_TRANSPOSE
     if _in_order(problem):
         return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
-    if not forward:
+    if not forward or config >= _TURNED:
         return 1.0
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:

@@ -1,0 +1,17 @@
+// The fused method by boxes of channels: its turned tiles for float32 rounded to TF32.
+#include "fused_last_turned_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_LAST_TURNED(float)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template void run_last_turned<float>(const Launch&, const LastPlan&, int, const LastJob&, const LastOperands&, const BoxMap&,
+                                     bool);
+
+}  // namespace upfold::cuda
+#endif

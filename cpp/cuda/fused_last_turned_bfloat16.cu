@@ -1,0 +1,17 @@
+// The fused method by boxes of channels: its turned tiles for bfloat16.
+#include "fused_last_turned_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_LAST_TURNED(__nv_bfloat16)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template void run_last_turned<__nv_bfloat16>(const Launch&, const LastPlan&, int, const LastJob&, const LastOperands&,
+                                             const BoxMap&, bool);
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,19 @@
+// The turned tiles of the fused method by boxes of channels, of one type, and their launches.
+#pragma once
+
+#include "fused_last_launch.cuh"
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template <typename Value>
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastJob& job, const LastOperands& operands,
+                     const BoxMap& source, bool overlaps) {
+#define UPFOLD_RUN(index, type, ...) \
+  if (config == index) run_last_tile<Value, LastTurnedTile<__VA_ARGS__>, true>(launch, plan, job, operands, source, overlaps);
+  UPFOLD_LAST_TURNED_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+}
+
+}  // namespace upfold::cuda
+#endif
