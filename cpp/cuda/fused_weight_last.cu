@@ -1,9 +1,11 @@
-// The fused gradient of the weight whose channels are innermost: its tiles, its plan, and its kernels for float16.
+// The fused gradient of the weight whose channels are innermost: its tiles, its plan, and its kernels for float16 and float32.
 #include "fused_weight_last_launch.cuh"
 
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_WEIGHT_LAST(__half)
+UPFOLD_WEIGHT_LAST_FLOAT_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL)
+UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(float)
 
 }  // namespace upfold::cuda
 
@@ -17,9 +19,20 @@ extern template void run_weight_last<__nv_bfloat16>(const Launch&, const WeightL
 
 namespace {
 
+template <typename Tile>
+constexpr WeightLastTileSize size_of() {
+  return {Tile::kRowGroups, Tile::kUnits, Tile::kFirst8, Tile::kSecond8, false, Tile::kThreads};
+}
+template <typename Tile>
+constexpr WeightLastTileSize size_of_floats() {
+  return {Tile::kRowGroups, Tile::kUnits, Tile::kColumns8 / 2, Tile::kColumns8 / 2, true, Tile::kThreads};
+}
 constexpr WeightLastTileSize kTiles[] = {
-#define UPFOLD_TILE(index, Value, rows, first, second) {rows, first, second},
+#define UPFOLD_TILE(index, Value, ...) size_of<WeightLastTile<__VA_ARGS__>>(),
     UPFOLD_WEIGHT_LAST_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, ...) size_of_floats<WeightLastFloatTile<__VA_ARGS__>>(),
+        UPFOLD_WEIGHT_LAST_FLOAT_TILES(UPFOLD_TILE)
 #undef UPFOLD_TILE
 };
 constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
@@ -36,7 +49,7 @@ bool can_run(int device) {
 
 std::vector<FusedWeightLastTile> fused_weight_last_tiles() {
   std::vector<FusedWeightLastTile> tiles;
-  for (const WeightLastTileSize& t : kTiles) tiles.push_back({64 * t.row_groups, 8 * (t.first8 + t.second8) * t.units()});
+  for (const WeightLastTileSize& t : kTiles) tiles.push_back({64 * t.row_groups, 8 * t.set_columns8()});
   return tiles;
 }
 
@@ -57,7 +70,7 @@ FusedWeightLastWork FusedWeightLastCall::work() const {
   if (plan_ == nullptr) return {};
   const WeightLastJob& job = plan_->job;
   const std::int64_t patches = job.first_patch[job.sets.value] / job.sets.value;
-  const std::int64_t copied = kTiles[config_].row_groups * job.x_box + patches * job.y_box;
+  const std::int64_t copied = job.x_boxes * job.x_box + patches * job.y_box;
   const std::int64_t packed = (plan_->x.packed_bytes + plan_->y.packed_bytes) / plan_->batch * problem_.batch;
   return {plan_->tiles * plan_->parts, job.length, plan_->launches, job.steps, copied, packed, plan_->partial_bytes};
 }
@@ -66,6 +79,7 @@ void FusedWeightLastCall::run(const FusedOperands& operands, std::uintptr_t stre
   require(plan_ != nullptr, "config = ", config_, "; it does not fit this problem");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
+  if (problem_.dtype == Dtype::kFloat32) return run_weight_last<float>(launch, *plan_, problem_.batch, config_, operands);
   if (problem_.dtype == Dtype::kFloat16) return run_weight_last<__half>(launch, *plan_, problem_.batch, config_, operands);
   run_weight_last<__nv_bfloat16>(launch, *plan_, problem_.batch, config_, operands);
 }

@@ -66,7 +66,8 @@ class WeightLastTaps {
       axes_[0].kernel = axes_[0].stride = 1, axes_[0].out = axes_[0].in;
       out_channels_ *= folded_, pixel_ *= folded_;
     }
-    width_ = ceil_div(out_channels_, std::int64_t(32)) * 32 < ceil_div(out_channels_, std::int64_t(64)) * 64 ? 32 : 64;
+    const bool narrow = ceil_div(out_channels_, std::int64_t(32)) * 32 < ceil_div(out_channels_, std::int64_t(64)) * 64;
+    width_ = narrow || tile_.floats ? 32 : 64;
     chunks_ = ceil_div(out_channels_, width_);
     in_pixel_ = axes_[0].out % axes_[0].stride == 0;
     const std::int64_t all = axes_[0].kernel * axes_[1].kernel * axes_[2].kernel;
@@ -135,7 +136,7 @@ class WeightLastTaps {
     return result;
   }
 
-  std::int64_t slots_of_set() const { return tile_.units() * tile_.slots(); }
+  std::int64_t slots_of_set() const { return tile_.units * tile_.slots(); }
   std::int64_t atoms_of(std::int64_t slot) const {
     return 8 * (slot % tile_.slots() == 0 ? tile_.first8 : tile_.second8) / width_;
   }
@@ -187,10 +188,10 @@ class WeightLastTaps {
     return result.slots.back();
   }
   void place(WeightArrangement& result, std::size_t tap, std::int64_t chunk, std::int64_t atom) {
-    const std::int64_t slot = next_slot_ - 1, in_set = slot % slots_of_set(), unit = in_set / tile_.slots();
-    const std::int64_t column8 = (in_set % tile_.slots() == 0 ? 0 : tile_.first8) + atom * width_ / 8;
+    const std::int64_t slot = next_slot_ - 1, unit = slot / tile_.slots();  // of all sets
+    const std::int64_t column8 = (slot % tile_.slots() == 0 ? 0 : tile_.first8) + atom * width_ / 8;
     result.places[std::size_t(taps_[tap].number * result.set_chunks + chunk)] =
-        std::uint16_t(slot / slots_of_set() * 128 + unit * 64 + column8);
+        std::uint16_t(unit * tile_.columns8() + column8);
   }
 
   void place_single(WeightArrangement& result) {

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "fused_last_source.cuh"
-#include "fused_weight_last.cuh"
+#include "fused_weight_last_float.cuh"
+#include "fused_weight_last_kernel.cuh"
 #include "fused_weight_last_sum.cuh"
 
 namespace upfold::cuda {
@@ -17,13 +18,20 @@ namespace upfold::cuda {
   DO(5, Value, 2, 24, 24)                   \
   DO(6, Value, 2, 16, 0)                    \
   DO(7, Value, 1, 16, 0)
+// Of float32: its index, kRowGroups, kUnits.
+#define UPFOLD_WEIGHT_LAST_FLOAT_TILES(DO) DO(8, 2, 4) DO(9, 1, 8)
 
-#define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                       \
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                         \
   template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>( \
       const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*);
-#define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                             \
-  UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL(index, ...)                              \
+  template __global__ void fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>( \
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float2*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value) \
   template __global__ void fused_weight_last_sum_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                            \
+  UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
+  UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)
 
 }  // namespace upfold::cuda
 
@@ -39,11 +47,12 @@ template <typename Value>
 const void* packed_samples(const Launch& launch, const WeightLastOperand& operand, const Value* from, std::int64_t samples,
                            void* to) {
   if (operand.packed_bytes == 0) return from;
+  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   LastSourceJob job = operand.pack;
   job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
-  launch_kernel("fused", fused_last_source_kernel<std::uint16_t>, launch,
+  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
                 unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
-                reinterpret_cast<const std::uint16_t*>(from), static_cast<uint4*>(to));
+                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
   return to;
 }
 
@@ -54,34 +63,42 @@ inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t num
 }
 
 template <typename Value>
+void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, int config, const WeightLastMaps& maps,
+                          void* partial) {
+  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes};
+#define UPFOLD_RUN(index, type, ...)                                                                                         \
+  if (config == index)                                                                                                       \
+    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, plan.job, maps,         \
+                static_cast<float4*>(partial));
+#define UPFOLD_RUN_FLOAT(index, ...)                                                                                         \
+  if (config == index)                                                                                                       \
+    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, plan.job, maps,     \
+                static_cast<float2*>(partial));
+  if constexpr (sizeof(Value) == 2) {
+    UPFOLD_WEIGHT_LAST_TILES(UPFOLD_RUN, Value)
+  } else {
+    UPFOLD_WEIGHT_LAST_FLOAT_TILES(UPFOLD_RUN_FLOAT)
+  }
+#undef UPFOLD_RUN
+#undef UPFOLD_RUN_FLOAT
+}
+
+template <typename Value>
 void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int64_t batch, int config,
                      const FusedOperands& operands) {
   const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const x_packed = workspace + plan.partial_bytes;
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
-  const unsigned blocks = unsigned(plan.tiles * plan.parts);
   for (std::int64_t number = 0; number < plan.launches; ++number) {
     const std::int64_t n = number * plan.batch, samples = std::min(plan.batch, batch - n);
-    float4* const partial = reinterpret_cast<float4*>(workspace + plan.partial_bytes / plan.launches * number);
-    if (samples <= 0) {  // the last of few
-      check(cudaMemsetAsync(partial, 0, std::size_t(plan.partial_bytes / plan.launches),
-                            reinterpret_cast<cudaStream_t>(launch.stream)),
-            "cudaMemsetAsync");
-      continue;
-    }
     const void* const x_part = packed_samples(launch, plan.x, x + n * plan.x.sample, samples, x_packed);
     const void* const y_part = packed_samples(launch, plan.y, y + n * plan.y.sample, samples, y_packed);
     WeightLastMaps maps;
     maps.x = describe_samples(plan.x, 0, samples, x_part);
     for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
-      maps.y[i] = describe_samples(plan.y, std::min(i, plan.y.boxes.size() - 1), samples, y_part);
-#define UPFOLD_RUN(index, type, ...)                                                                         \
-  if (config == index)                                                                                       \
-    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch,              \
-                Grid{blocks, WeightLastTile<__VA_ARGS__>::kThreads, plan.shared_bytes}, plan.job, maps, partial);
-    UPFOLD_WEIGHT_LAST_TILES(UPFOLD_RUN, Value)
-#undef UPFOLD_RUN
+      maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part) : maps.x;
+    run_weight_last_tile<Value>(launch, plan, config, maps, workspace + plan.partial_bytes / plan.launches * number);
   }
   launch_grid("fused", fused_weight_last_sum_kernel<Value>, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, plan.sum,
               reinterpret_cast<const float4*>(workspace), static_cast<Value*>(const_cast<void*>(operands.w)));

@@ -10,17 +10,23 @@ constexpr std::int64_t kWeightFixedBytes = 2 << 10;              // of barriers,
 constexpr std::int64_t kWeightMultiprocessors = 132;             // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMostWeightPartial = std::int64_t(96) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox = 256;
-// In cycles (H200): a step of one group of 8 columns; bytes that a multiprocessor gets from the second-level cache in one; a
-// tile of positions beside its products; a microsecond. What a block takes beside its tiles, in microseconds, and bytes of partial
-// sums that are written and added in one.
-constexpr double kStepCycles8 = 9.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0, kWeightCyclesMicrosecond = 1755.0;
+// In cycles (H200): a step of 64 input channels and 8 columns, of 16-bit values and of floats; bytes that a multiprocessor gets
+// from the second-level cache in one; a tile of positions beside its products; a microsecond. What a block takes beside its tiles,
+// in microseconds, and bytes of partial sums that are written and added in one.
+constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
+                 kWeightCyclesMicrosecond = 1755.0;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
 
 class WeightLastPlanner : WeightLastTaps {
  public:
   WeightLastPlanner(const Problem& p, const WeightLastTileSize& tile, std::int64_t alignment, std::int64_t cap,
                     std::int64_t shared_bytes)
-      : WeightLastTaps(p, tile), aligned_(alignment % 16 == 0), cap_(cap), most_shared_(shared_bytes - kWeightFixedBytes) {}
+      : WeightLastTaps(p, tile),
+        element_(element_bytes(p.dtype)),
+        vector_(16 / element_),
+        aligned_(alignment % 16 == 0),
+        cap_(cap),
+        most_shared_(shared_bytes - kWeightFixedBytes) {}
 
   WeightLastPlan plan() {
     plan_.possible = supported() && operands() && choose() && tables() && split() && sums();
@@ -33,6 +39,7 @@ class WeightLastPlanner : WeightLastTaps {
     std::int64_t set_chunks = 0, box[4] = {1, 1, 1, 1};  // w, h, d, n
     double cost = -1, cycles = 0;                        // of all blocks; of a tile of positions
   };
+  const std::int64_t element_, vector_;  // bytes of an element, elements of 16 bytes
   const bool aligned_;
   const std::int64_t cap_, most_shared_;
   WeightLastPlan plan_;
@@ -40,19 +47,19 @@ class WeightLastPlanner : WeightLastTaps {
   std::int64_t positions_[4] = {}, x_step_[4] = {}, y_step_[4] = {};  // w, h, d, n; y_step_: from position to position
   std::vector<std::array<std::int64_t, 4>> y_sizes_;              // of the boxes of every residue
   bool plain_[3] = {};
-  std::int64_t row_channels_ = 64, channel_tiles_ = 1, halo_[3] = {};
+  std::int64_t row_channels_ = 64, block_channels_ = 64, channel_tiles_ = 1, halo_[3] = {};
   Cut best_;
 
   bool supported() const {
     if (p_.op != Operator::kConvTransposeWeight || p_.batch == 0) return false;
-    if (p_.dtype != Dtype::kFloat16 && p_.dtype != Dtype::kBFloat16) return false;
+    if (tile_.floats ? p_.dtype != Dtype::kFloat32 : p_.dtype != Dtype::kFloat16 && p_.dtype != Dtype::kBFloat16) return false;
     for (const Axis& a : axes_) {
       if (std::max({a.in, a.out, a.kernel, a.stride, a.pad, a.dilation}) >= kMostWeightCount) return false;
       if (a.in > kMostWeightCount / a.stride || a.kernel > kMostWeightCount / a.dilation) return false;
     }
     if (p_.batch * in_pixels(p_) >= kMostWeightCount || out_pixels(p_) >= kMostWeightCount) return false;
     if (std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_) >= kMostWeightCount) return false;
-    return p_.groups == 1 || (in_channels_ % 8 == 0 && out_channels_ % 8 == 0);
+    return p_.groups == 1 || (in_channels_ % vector_ == 0 && out_channels_ % vector_ == 0);
   }
 
   // Whether boxes can be described of an operand as it lies. Axes on which elements repeat are packed.
@@ -60,7 +67,7 @@ class WeightLastPlanner : WeightLastTaps {
     if (s.c != 1 || !aligned_) return false;
     const std::int64_t strides[] = {s.w, s.h, s.d, s.n}, counts[] = {sizes[0], sizes[1], sizes[2], p_.batch};
     for (int i = 0; i < 4; ++i) {
-      if (strides[i] < (counts[i] > 1 ? 1 : 0) || strides[i] % 8 != 0 || strides[i] >= std::int64_t(1) << 38) return false;
+      if (strides[i] < (counts[i] > 1 ? 1 : 0) || strides[i] % vector_ != 0 || strides[i] >= std::int64_t(1) << 37) return false;
     }
     return true;
   }
@@ -68,7 +75,7 @@ class WeightLastPlanner : WeightLastTaps {
   // The strides of an operand, as it lies or packed.
   Strides operand(const Strides& s, std::int64_t channels, const std::int64_t (&sizes)[3], WeightLastOperand& own) const {
     own.sample = s.n;
-    const std::int64_t vectors = ceil_div(channels, std::int64_t(8)), pixels = sizes[0] * sizes[1] * sizes[2];
+    const std::int64_t vectors = ceil_div(channels, vector_), pixels = sizes[0] * sizes[1] * sizes[2];
     Strides result = s;
     if (!lies_in_boxes(s, sizes)) {
       LastSourceJob& job = own.pack;
@@ -81,7 +88,7 @@ class WeightLastPlanner : WeightLastTaps {
       own.packed_bytes = 16 * vectors * pixels;  // of a sample
       result = {0, 1, 0, 0, 0};
     }
-    if (result.w == 0) result.w = 8 * vectors;
+    if (result.w == 0) result.w = vector_ * vectors;
     if (result.h == 0) result.h = result.w * sizes[0];
     if (result.d == 0) result.d = result.h * sizes[1];
     if (result.n == 0) result.n = result.d * sizes[2];
@@ -92,8 +99,9 @@ class WeightLastPlanner : WeightLastTaps {
     x_ = operand(p_.x, p_.in_channels, {p_.in_w, p_.in_h, p_.in_d}, plan_.x);
     y_ = operand(p_.y, p_.out_channels, {p_.out_w, p_.out_h, p_.out_d}, plan_.y);
     if (!list_taps(y_)) return false;
-    row_channels_ = in_channels_ <= 32 ? 32 : 64;
-    channel_tiles_ = ceil_div(in_channels_, row_channels_ * tile_.row_groups);
+    row_channels_ = in_channels_ <= 32 || tile_.floats ? 32 : 64;
+    block_channels_ = tile_.row_groups * (tile_.floats ? 64 : row_channels_);
+    channel_tiles_ = ceil_div(in_channels_, block_channels_);
     const std::int64_t x_steps[] = {x_.w, x_.h, x_.d, x_.n};
     const std::int64_t y_steps[] = {pixel_ * axes_[0].stride, y_.h * axes_[1].stride, y_.d * axes_[2].stride, y_.n};
     for (const Triple& residue : residues_) {
@@ -124,8 +132,9 @@ class WeightLastPlanner : WeightLastTaps {
   }
   std::int64_t samples() const { return positions_[3] * p_.batch; }
 
-  std::int64_t y_bytes() const { return 2 * width_; }  // of a row
-  std::int64_t x_bytes() const { return 2 * row_channels_; }
+  std::int64_t y_bytes() const { return element_ * width_; }  // of a row
+  std::int64_t x_bytes() const { return element_ * row_channels_; }
+  std::int64_t x_boxes() const { return block_channels_ / row_channels_; }
   static std::int64_t round_up(std::int64_t bytes) { return ceil_div(bytes, kWeightLastAlignment) * kWeightLastAlignment; }
   std::int64_t patch_size(const WeightArrangement& a, const Cut& cut, int axis) const { return cut.box[axis] + a.halo[std::size_t(axis)]; }
   std::int64_t rows_of(const Cut& cut) const { return cut.box[0] * cut.box[1] * cut.box[2] * cut.box[3]; }
@@ -154,7 +163,7 @@ class WeightLastPlanner : WeightLastTaps {
     return n * (patch_rows(a, cut) / cut.box[3]) + row_of(a, cut, Triple{w, h, d});
   }
   std::int64_t stage_bytes(const WeightArrangement& a, const Cut& cut) const {
-    const std::int64_t rows = ceil_div(rows_of(cut), 16) * 16, x = tile_.row_groups * round_up(rows * x_bytes());
+    const std::int64_t rows = ceil_div(rows_of(cut), 16) * 16, x = x_boxes() * round_up(rows * x_bytes());
     const std::int64_t patches = a.single ? slots_of_set_atoms() : a.most_patches;
     const std::int64_t pitch = round_up(a.single ? rows * y_bytes() : patch_rows(a, cut) * y_bytes());
     return x + (patches - 1) * pitch + std::max(pitch, round_up(read_rows(a, cut) * y_bytes()));
@@ -194,8 +203,9 @@ class WeightLastPlanner : WeightLastTaps {
     if (stages < 2) return;
     double tiles = 1;
     for (int i = 0; i < 4; ++i) tiles *= double(ceil_div(i == 3 ? samples() : positions_[i], cut.box[i]));
-    const double products = double(steps) * kStepCycles8 * (tile_.first8 + tile_.second8);
-    const double bytes = double(tile_.row_groups * rows * x_bytes()) + a.patches * double(patch_rows(a, cut) * y_bytes());
+    const double step = tile_.row_groups * tile_.set_columns8() * (tile_.floats ? kFloatStepCycles : kHalfStepCycles);
+    const double products = double(steps) * step;
+    const double bytes = double(x_boxes() * rows * x_bytes()) + a.patches * double(patch_rows(a, cut) * y_bytes());
     const double loads = bytes / kWeightBytesPerCycle;
     cut.cycles = std::max(products, loads) + 0.1 * std::min(products, loads) + kPositionTileCycles;
     cut.cycles *= stages == 2 ? 1.2 : stages == 3 ? 1.05 : 1.0;

@@ -13,9 +13,12 @@
 namespace upfold::cuda {
 
 struct WeightLastTileSize {
-  int row_groups, first8, second8;
-  int units() const { return 2 / row_groups; }
+  int row_groups, units, first8, second8;
+  bool floats;  // of float32, else of 16-bit values
+  int threads;
   int slots() const { return second8 > 0 ? 2 : 1; }
+  int columns8() const { return first8 + second8; }  // of a unit
+  int set_columns8() const { return units * columns8(); }
 };
 
 // An operand: how it is packed, if it is, and the boxes of it, of one launch.
@@ -36,7 +39,7 @@ struct WeightLastPlan {
   std::int64_t batch = 0, launches = 1;  // samples of one launch
   std::int64_t tiles = 0, parts = 0;     // of sums, of a launch
   std::int64_t partial_bytes = 0;
-  unsigned sum_blocks = 0;
+  unsigned sum_blocks = 0, threads = 0;
   int shared_bytes = 0;
 };
 

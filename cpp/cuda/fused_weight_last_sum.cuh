@@ -19,11 +19,12 @@ struct WeightLastSumJob {
   Divisor kernel_w, kernel_h, folded;              // folded: taps along w that lie in the channels
   Divisor width, set_chunks;                       // pieces of a chunk of output channels; chunks of a channel set
   std::int32_t parts, shares, in_channels, out_channels, all_taps;  // of a group
-  std::int32_t sets, channel_sets, channel_tiles, columns8, row_groups;
+  Divisor set_columns8;                                             // groups of 8 columns of a set
+  std::int32_t sets, channel_sets, channel_tiles, row_groups;
   bool tap_order;           // neighbours in w are taps, not output channels
   std::int64_t part_tiles;  // tiles of sums of a part
   std::int64_t w_n, w_c, w_d, w_h, w_w;
-  std::uint16_t place[kMostWeightPlaces];  // [tap][chunk of a set]: set * 128 + unit * 64 + the first 8 columns
+  std::uint16_t place[kMostWeightPlaces];  // [tap][chunk of a set]: the first 8 of its columns, of those of all sets
 };
 
 // The piece of 16 input channels, 8 output ones and a tap, in vectors from the first part's first.
@@ -31,14 +32,14 @@ UPFOLD_DEVICE std::int64_t weight_piece(const WeightLastSumJob& job, std::int32_
                                         std::int32_t tap) {
   std::uint32_t outer = std::uint32_t(tap);
   const std::uint32_t in_channels = take(job.folded, outer);  // the tap along w that lies there
-  std::uint32_t chunk = in_channels * std::uint32_t(job.out_channels / 8) * (job.folded.value > 1 ? 1 : 0) + std::uint32_t(eight);
+  std::uint32_t chunk = in_channels * std::uint32_t(job.out_channels / 8) + std::uint32_t(eight);
   const std::uint32_t in_chunk = take(job.width, chunk), of_set = take(job.set_chunks, chunk);
-  const std::uint32_t place = job.place[outer * job.set_chunks.value + of_set];
-  const std::int32_t sixty_four = row / 4, unit = std::int32_t(place / 64 % 2);
-  const std::int32_t warpgroup = job.row_groups == 2 ? sixty_four % 2 : unit;
-  const std::int64_t tile =
-      ((std::int64_t(group) * job.channel_tiles + sixty_four / job.row_groups) * job.channel_sets + chunk) * job.sets + place / 128;
-  return ((tile * 2 + warpgroup) * job.columns8 + place % 64 + in_chunk) * 128 + row % 4 * 32;
+  std::uint32_t set = job.place[outer * job.set_chunks.value + of_set];
+  const std::uint32_t column8 = take(job.set_columns8, set) + in_chunk;
+  const std::int32_t row_group = row / 4;
+  const std::int64_t channel_tile = std::int64_t(group) * job.channel_tiles + row_group / job.row_groups;
+  const std::int64_t tile = (channel_tile * job.channel_sets + chunk) * job.sets + set;
+  return ((tile * job.row_groups + row_group % job.row_groups) * job.set_columns8.value + column8) * 128 + row % 4 * 32;
 }
 
 template <typename Value>
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kWeightSumThreads)
   const std::int32_t row = std::int32_t(take(job.row_blocks, group));
   const std::int32_t pieces = std::int32_t(job.pieces.value * job.taps.value), outputs = 8 * pieces, pitch = outputs + 1;
   const std::int32_t share = warp % job.shares, together = kWeightSumWarps / job.shares;
-  const std::int64_t from_part = job.part_tiles * 2 * job.columns8 * 128;
+  const std::int64_t from_part = job.part_tiles * (job.row_groups * job.set_columns8.value * 128);
   await_previous();  // the sums of all parts
   for (std::int32_t first = 0; first < pieces; first += together) {
     std::uint32_t eight = std::uint32_t(first + warp / job.shares);

@@ -17,13 +17,15 @@ inline bool WeightLastPlanner::tables() {
   if (plan_.tiles >= kMostWeightCount) return false;
   job.tiles = make_divisor(plan_.tiles);
   job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(out_channels_);
+  job.block_channels = std::int32_t(block_channels_), job.x_boxes = std::int32_t(x_boxes());
   job.row_channels = std::int32_t(row_channels_), job.width = std::int32_t(width_);
   job.set_channels = std::int32_t(cut.set_chunks * width_);
   job.x_box = std::int32_t(rows * x_bytes()), job.x_pitch = std::int32_t(round_up(whole * x_bytes()));
   job.y_box = std::int32_t(patch_rows(a, cut) * y_bytes());
   job.y_pitch = std::int32_t(round_up(a.single ? whole * y_bytes() : job.y_box));
-  job.y_at = tile_.row_groups * job.x_pitch, job.stage_bytes = std::int32_t(stage_bytes(a, cut));
+  job.y_at = job.x_boxes * job.x_pitch, job.stage_bytes = std::int32_t(stage_bytes(a, cut));
   job.stages = std::int32_t(std::min<std::int64_t>(kWeightLastStages, most_shared_ / job.stage_bytes));
+  plan_.threads = unsigned(tile_.threads);
   plan_.shared_bytes = job.stages * job.stage_bytes + kWeightLastAlignment;
   job.steps = std::int32_t(whole / 16), job.tail = std::int32_t(rows), job.rows = std::int32_t(whole);
   // Kinds of swizzle, distances of groups of eight rows, and of x's columns beyond a row's: there are none, and a row of 32
@@ -32,7 +34,7 @@ inline bool WeightLastPlanner::tables() {
   const std::int64_t x_units = x_bytes() / 16, y_units = y_bytes() / 16;
   const std::int64_t apart = a.single || cut.box[0] > 8 ? 8 : patch_size(a, cut, 0);
   job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
-  job.x_low = 0, job.x_step = std::uint32_t(16 * x_units);
+  job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
   for (std::int64_t step = 0; step < job.steps; ++step)
     job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
   for (std::size_t i = 0; i < a.slots.size(); ++i) {
@@ -64,8 +66,8 @@ inline bool WeightLastPlanner::tables() {
 // The boxes of x, and of y for every residue.
 inline void WeightLastPlanner::describe() {
   const auto tensor = [&](std::int64_t channels, std::int64_t width, const std::int64_t (&steps)[4]) {
-    BoxTensor result{p_.dtype, {channels, 1, 1, 1, 1}, {}, {std::int32_t(width), 1, 1, 1, 1}, std::int32_t(2 * width), 256};
-    for (int i = 0; i < 4; ++i) result.strides[i] = 2 * steps[i];
+    BoxTensor result{p_.dtype, {channels, 1, 1, 1, 1}, {}, {std::int32_t(width), 1, 1, 1, 1}, std::int32_t(element_ * width), 256};
+    for (int i = 0; i < 4; ++i) result.strides[i] = element_ * steps[i];
     for (int i = 0; i < 4; ++i) result.box[i + 1] = std::int32_t(best_.box[i]);
     return result;
   };
@@ -79,7 +81,7 @@ inline void WeightLastPlanner::describe() {
     for (int i = 0; i < 3; ++i) y.box[i + 1] += std::int32_t(halo_[i]);
     y.sizes[4] = positions_[3];
     plan_.y.boxes.push_back(y);
-    plan_.y.at.push_back(2 * (residues_[m][0] * pixel_ + residues_[m][1] * y_.h + residues_[m][2] * y_.d));
+    plan_.y.at.push_back(element_ * (residues_[m][0] * pixel_ + residues_[m][1] * y_.h + residues_[m][2] * y_.d));
   }
 }
 
@@ -87,7 +89,7 @@ inline void WeightLastPlanner::describe() {
 // large device busy in whole waves.
 inline bool WeightLastPlanner::split() {
   WeightLastJob& job = plan_.job;
-  const std::int64_t part_bytes = plan_.tiles * 2 * (tile_.first8 + tile_.second8) * 128 * 16;
+  const std::int64_t part_bytes = plan_.tiles * tile_.row_groups * tile_.set_columns8() * 128 * 16;
   const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
   std::int64_t most = std::min(part_bytes + kMostWeightPartial, cap_);
   if (sample * p_.batch > cap_ - most) most = std::max(part_bytes, std::min(most, cap_ / 4));
@@ -95,6 +97,7 @@ inline bool WeightLastPlanner::split() {
   if (sample > 0) plan_.batch = std::min(p_.batch, (cap_ - most) / sample);
   if (most > cap_ || plan_.batch < 1) return false;
   plan_.launches = ceil_div(p_.batch, plan_.batch), plan_.batch = ceil_div(p_.batch, plan_.launches);
+  plan_.launches = ceil_div(p_.batch, plan_.batch);  // no last one without samples
   std::int64_t count = ceil_div(positions_[3] * plan_.batch, best_.box[3]);
   for (int i = 0; i < 3; ++i) count *= job.along[i].value;
   const std::int64_t most_parts = std::max<std::int64_t>(1, most / part_bytes / plan_.launches);
@@ -138,7 +141,7 @@ inline bool WeightLastPlanner::sums() {
   job.lanes = make_divisor(job.shares);
   job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(channels), job.all_taps = std::int32_t(taps);
   job.sets = std::int32_t(plan_.job.sets.value), job.channel_sets = std::int32_t(plan_.job.channel_sets.value);
-  job.channel_tiles = std::int32_t(channel_tiles_), job.columns8 = tile_.first8 + tile_.second8;
+  job.channel_tiles = std::int32_t(channel_tiles_), job.set_columns8 = make_divisor(tile_.set_columns8());
   job.row_groups = tile_.row_groups;
   job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_d = p_.w.d, job.w_h = p_.w.h, job.w_w = p_.w.w;
   const std::int64_t blocks = rows * std::int64_t(job.channel_blocks.value) * job.tap_blocks.value * p_.groups;

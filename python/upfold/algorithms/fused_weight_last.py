@@ -28,7 +28,11 @@ class _Rates(NamedTuple):
     partial: float  # of a megabyte of partial sums
 
 
-_RATES = _Rates(6.0, 3.0, 80.0, 9.0, 38.0, 0.26, 0.5, 1.5, 0.5)
+# Of float32 rounded to TF32, and of 16-bit values.
+_RATES = (
+    _Rates(6.0, 3.0, 80.0, 28.0, 38.0, 0.26, 0.5, 1.5, 0.5),
+    _Rates(6.0, 3.0, 80.0, 9.0, 38.0, 0.26, 0.5, 1.5, 0.5),
+)
 _CYCLES = 1755.0  # of a microsecond
 
 
@@ -41,10 +45,10 @@ def call(problem: Problem, config: int, device: int) -> Any:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of blocks, whose tiles of positions multiply or wait for their copies."""
-    if DTYPE_BYTES[problem.dtype] != 2:
+    if problem.dtype is torch.float32 and not problem.allow_tf32:
         return {}
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    rates = _RATES
+    rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]
     predicted = {}
     for config, (channels, columns) in enumerate(cuda.module().fused_weight_last_tiles()):
         planned = call(problem, FIRST + config, device)
