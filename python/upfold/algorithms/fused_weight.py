@@ -46,8 +46,8 @@ def reject(problem: Problem, device: int) -> str | None:
         return "an empty batch has no products"
     if any(step != 1 for step, size in _widths(problem) if size > 1):
         return (
-            "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors, and of 16-bit values "
-            "on compute capability 9.0 also channels that do"
+            "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors, or, on compute "
+            "capability 9.0, channels"
         )
     return (
         f"taps of the gradient of its weight lie too far apart, or its sums are beyond the cap of {problem.workspace_cap} bytes; "
