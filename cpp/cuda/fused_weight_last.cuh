@@ -30,25 +30,25 @@ struct WeightLastPatch {
 };
 
 struct WeightLastJob {
-  Divisor tiles;                                    // of sums: blocks are parts times tiles
-  Divisor sets, channel_sets, channel_tiles;        // of a group: tile = ((group * channel_tiles + ...) * channel_sets + ...) * sets
-  Divisor along[3];                                 // tiles of positions (w, h, d)
-  std::int32_t box[4];                              // positions of one (w, h, d, n)
-  std::uint32_t count, length;                      // tiles of positions; of a part
-  std::int32_t in_channels, out_channels;           // of a group
-  std::int32_t block_channels, row_channels;        // of x in a block, in a box
-  std::int32_t set_channels, width;                 // of y in a channel set, in a row of a patch
-  std::int32_t x_boxes, x_box, y_box;               // of a block; bytes of copies
-  std::int32_t x_pitch, y_pitch, y_at;              // bytes from one to the next in a stage, of x in it
+  Divisor tiles;                              // of sums: blocks are parts times tiles
+  Divisor sets, channel_sets, channel_tiles;  // of a group: tile = ((group * channel_tiles + ...) * channel_sets + ...) * sets
+  Divisor along[3];                           // tiles of positions (w, h, d)
+  std::int32_t box[4];                        // positions of one (w, h, d, n)
+  std::uint32_t count, length;                // tiles of positions; of a part
+  std::int32_t in_channels, out_channels;     // of a group
+  std::int32_t block_channels, row_channels;  // of x in a block, in a box
+  std::int32_t set_channels, width;           // of y in a channel set, in a row of a patch
+  std::int32_t x_boxes, x_box, y_box;         // of a block; bytes of copies
+  std::int32_t x_pitch, y_pitch, y_at;        // bytes from one to the next in a stage, of x in it
   std::int32_t stage_bytes, stages;
-  std::int32_t steps;       // products of 16 rows of a tile of positions
-  std::int32_t tail, rows;  // rows of a tile of positions, and up to whole steps: these are zeros
-  std::uint32_t x_high, y_high;         // of descriptors
-  std::uint32_t x_step, y_apart;        // 16 bytes from step to step; from eight rows of y to the next eight of a step
+  std::int32_t steps;             // products of 16 rows of a tile of positions
+  std::int32_t tail, rows;        // rows of a tile of positions, and up to whole steps: these are zeros
+  std::uint32_t x_high, y_high;   // of descriptors
+  std::uint32_t x_step, y_apart;  // 16 bytes from step to step; from eight rows of y to the next eight of a step
   std::uint16_t first_patch[kMostWeightSets + 1];
   std::uint16_t y_step[kMostWeightSteps];
-  std::uint32_t slot[kMostWeightSlots];  // [set][unit][instruction]: from the stage's first patch on, in 16 bytes, the first atom,
-                                         // and from bit 16 on the distance of the next
+  std::uint32_t slot[kMostWeightSlots];  // [set][unit][instruction]: from the stage's first patch on, in 16 bytes, the first
+                                         // atom, and from bit 16 on the distance of the next
   WeightLastPatch patch[kMostWeightPatches];
 };
 struct WeightLastMaps {

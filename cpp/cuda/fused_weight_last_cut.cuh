@@ -190,8 +190,7 @@ class WeightLastTaps {
   void place(WeightArrangement& result, std::size_t tap, std::int64_t chunk, std::int64_t atom) {
     const std::int64_t slot = next_slot_ - 1, unit = slot / tile_.slots();  // of all sets
     const std::int64_t column8 = (slot % tile_.slots() == 0 ? 0 : tile_.first8) + atom * width_ / 8;
-    result.places[std::size_t(taps_[tap].number * result.set_chunks + chunk)] =
-        std::uint16_t(unit * tile_.columns8() + column8);
+    result.places[std::size_t(taps_[tap].number * result.set_chunks + chunk)] = std::uint16_t(unit * tile_.columns8() + column8);
   }
 
   void place_single(WeightArrangement& result) {
@@ -224,8 +223,8 @@ class WeightLastTaps {
       if (!follows) {
         slot = &next_slot(result);
         auto& set = result.sets.back();
-        const auto found = std::find_if(set.begin(), set.end(),
-                                        [&](const WeightSetPatch& s) { return s.taps == group && s.chunk == chunk; });
+        const auto found =
+            std::find_if(set.begin(), set.end(), [&](const WeightSetPatch& s) { return s.taps == group && s.chunk == chunk; });
         slot->patch = found - set.begin();
         if (found == set.end()) set.push_back({group, chunk});
         for (std::size_t a = 0; a < 3; ++a) slot->low[a] = shift[a] - result.lows[group][a];

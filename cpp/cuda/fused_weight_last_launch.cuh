@@ -27,8 +27,12 @@ namespace upfold::cuda {
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL(index, ...)                              \
   template __global__ void fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>( \
       const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float2*);
-#define UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value) \
-  template __global__ void fused_weight_last_sum_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)                                                                              \
+  template __global__ void fused_weight_last_sum_kernel<Value, false>(const __grid_constant__ WeightLastSumJob, const float4*, \
+                                                                      Value*);                                                 \
+  template __global__ void fused_weight_last_sum_kernel<Value, true>(const __grid_constant__ WeightLastSumJob, const float4*,  \
+                                                                     Value*);                                                  \
+  template __global__ void fused_weight_last_rows_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                            \
   UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
   UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)
@@ -66,13 +70,13 @@ template <typename Value>
 void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, int config, const WeightLastMaps& maps,
                           void* partial) {
   const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes};
-#define UPFOLD_RUN(index, type, ...)                                                                                         \
-  if (config == index)                                                                                                       \
-    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, plan.job, maps,         \
+#define UPFOLD_RUN(index, type, ...)                                                                                 \
+  if (config == index)                                                                                               \
+    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
                 static_cast<float4*>(partial));
-#define UPFOLD_RUN_FLOAT(index, ...)                                                                                         \
-  if (config == index)                                                                                                       \
-    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, plan.job, maps,     \
+#define UPFOLD_RUN_FLOAT(index, ...)                                                                                     \
+  if (config == index)                                                                                                   \
+    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
                 static_cast<float2*>(partial));
   if constexpr (sizeof(Value) == 2) {
     UPFOLD_WEIGHT_LAST_TILES(UPFOLD_RUN, Value)
@@ -100,7 +104,12 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
       maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part) : maps.x;
     run_weight_last_tile<Value>(launch, plan, config, maps, workspace + plan.partial_bytes / plan.launches * number);
   }
-  launch_grid("fused", fused_weight_last_sum_kernel<Value>, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, plan.sum,
+  WeightLastSumJob sum = plan.sum;
+  sum.paired = sum.paired && reinterpret_cast<std::uintptr_t>(operands.w) % (2 * sizeof(Value)) == 0;
+  const auto kernel = !sum.tap_order   ? fused_weight_last_rows_kernel<Value>
+                      : sum.shares > 1 ? fused_weight_last_sum_kernel<Value, true>
+                                       : fused_weight_last_sum_kernel<Value, false>;
+  launch_grid("fused", kernel, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, sum,
               reinterpret_cast<const float4*>(workspace), static_cast<Value*>(const_cast<void*>(operands.w)));
 }
 

@@ -6,13 +6,13 @@
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kWeightFixedBytes = 2 << 10;              // of barriers, and of the alignment of the first stage
-constexpr std::int64_t kWeightMultiprocessors = 132;             // those of an H200: parts do not depend on the device
+constexpr std::int64_t kWeightFixedBytes = 2 << 10;                  // of barriers, and of the alignment of the first stage
+constexpr std::int64_t kWeightMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMostWeightPartial = std::int64_t(96) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox = 256;
 // In cycles (H200): a step of 64 input channels and 8 columns, of 16-bit values and of floats; bytes that a multiprocessor gets
-// from the second-level cache in one; a tile of positions beside its products; a microsecond. What a block takes beside its tiles,
-// in microseconds, and bytes of partial sums that are written and added in one.
+// from the second-level cache in one; a tile of positions beside its products; a microsecond. What a block takes beside its
+// tiles, in microseconds, and bytes of partial sums that are written and added in one.
 constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
                  kWeightCyclesMicrosecond = 1755.0;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
@@ -43,9 +43,9 @@ class WeightLastPlanner : WeightLastTaps {
   const bool aligned_;
   const std::int64_t cap_, most_shared_;
   WeightLastPlan plan_;
-  Strides x_{}, y_{};                                             // of the operands, or of what is packed of them
+  Strides x_{}, y_{};                                                 // of the operands, or of what is packed of them
   std::int64_t positions_[4] = {}, x_step_[4] = {}, y_step_[4] = {};  // w, h, d, n; y_step_: from position to position
-  std::vector<std::array<std::int64_t, 4>> y_sizes_;              // of the boxes of every residue
+  std::vector<std::array<std::int64_t, 4>> y_sizes_;                  // of the boxes of every residue
   bool plain_[3] = {};
   std::int64_t row_channels_ = 64, block_channels_ = 64, channel_tiles_ = 1, halo_[3] = {};
   Cut best_;
@@ -136,7 +136,9 @@ class WeightLastPlanner : WeightLastTaps {
   std::int64_t x_bytes() const { return element_ * row_channels_; }
   std::int64_t x_boxes() const { return block_channels_ / row_channels_; }
   static std::int64_t round_up(std::int64_t bytes) { return ceil_div(bytes, kWeightLastAlignment) * kWeightLastAlignment; }
-  std::int64_t patch_size(const WeightArrangement& a, const Cut& cut, int axis) const { return cut.box[axis] + a.halo[std::size_t(axis)]; }
+  std::int64_t patch_size(const WeightArrangement& a, const Cut& cut, int axis) const {
+    return cut.box[axis] + a.halo[std::size_t(axis)];
+  }
   std::int64_t rows_of(const Cut& cut) const { return cut.box[0] * cut.box[1] * cut.box[2] * cut.box[3]; }
   std::int64_t patch_rows(const WeightArrangement& a, const Cut& cut) const {
     return patch_size(a, cut, 0) * patch_size(a, cut, 1) * patch_size(a, cut, 2) * cut.box[3];

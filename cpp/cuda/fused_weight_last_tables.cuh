@@ -35,8 +35,7 @@ inline bool WeightLastPlanner::tables() {
   const std::int64_t apart = a.single || cut.box[0] > 8 ? 8 : patch_size(a, cut, 0);
   job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
   job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
-  for (std::int64_t step = 0; step < job.steps; ++step)
-    job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
+  for (std::int64_t step = 0; step < job.steps; ++step) job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
   for (std::size_t i = 0; i < a.slots.size(); ++i) {
     const WeightSlot& slot = a.slots[i];
     const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * y_units;
@@ -65,8 +64,9 @@ inline bool WeightLastPlanner::tables() {
 
 // The boxes of x, and of y for every residue.
 inline void WeightLastPlanner::describe() {
-  const auto tensor = [&](std::int64_t channels, std::int64_t width, const std::int64_t (&steps)[4]) {
-    BoxTensor result{p_.dtype, {channels, 1, 1, 1, 1}, {}, {std::int32_t(width), 1, 1, 1, 1}, std::int32_t(element_ * width), 256};
+  const auto tensor = [&](std::int64_t channels, std::int64_t width, const std::int64_t(&steps)[4]) {
+    BoxTensor result{p_.dtype, {channels, 1, 1, 1, 1}, {}, {std::int32_t(width), 1, 1, 1, 1}, std::int32_t(element_ * width),
+                     256};
     for (int i = 0; i < 4; ++i) result.strides[i] = element_ * steps[i];
     for (int i = 0; i < 4; ++i) result.box[i + 1] = std::int32_t(best_.box[i]);
     return result;
@@ -126,9 +126,8 @@ inline bool WeightLastPlanner::sums() {
   job.tap_order = p_.w.c != 1 || channels == 1;
   // Small weights are cut into as many blocks as there are pieces: what is stored then is little.
   const bool small = rows * eights * taps < 4 * kWeightMultiprocessors;
-  std::int64_t own_taps = 1, own_eights = 1;
-  if (!small && job.tap_order) own_taps = std::min<std::int64_t>(taps, kWeightPieces), own_eights = std::max<std::int64_t>(1, 8 / own_taps);
-  if (!small && !job.tap_order) own_eights = std::min<std::int64_t>(eights, 8);
+  const std::int64_t own_taps = job.tap_order && !small ? std::min<std::int64_t>(taps, kWeightPieces) : 1;
+  const std::int64_t own_eights = job.tap_order && !small ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
   job.taps = make_divisor(own_taps), job.pieces = make_divisor(own_eights);
   job.tap_blocks = make_divisor(ceil_div(taps, own_taps)), job.channel_blocks = make_divisor(ceil_div(eights, own_eights));
   job.row_blocks = make_divisor(rows);
@@ -138,15 +137,21 @@ inline bool WeightLastPlanner::sums() {
   const std::int64_t warps = rows * eights * taps * p_.groups;
   job.shares = 1;
   while (job.shares < 8 && 2 * job.shares <= job.parts && warps * job.shares < 64 * kWeightMultiprocessors) job.shares *= 2;
-  job.lanes = make_divisor(job.shares);
   job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(channels), job.all_taps = std::int32_t(taps);
   job.sets = std::int32_t(plan_.job.sets.value), job.channel_sets = std::int32_t(plan_.job.channel_sets.value);
   job.channel_tiles = std::int32_t(channel_tiles_), job.set_columns8 = make_divisor(tile_.set_columns8());
   job.row_groups = tile_.row_groups;
   job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_d = p_.w.d, job.w_h = p_.w.h, job.w_w = p_.w.w;
-  const std::int64_t blocks = rows * std::int64_t(job.channel_blocks.value) * job.tap_blocks.value * p_.groups;
-  plan_.sum_blocks = unsigned(blocks);
-  return blocks < kMostWeightCount;
+  const bool run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
+                   (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && p_.w.c == taps;
+  job.dense = job.tap_order && own_taps == taps && run;
+  const bool even = job.tap_order ? own_eights * taps % 2 == 0 && channels * taps % 2 == 0
+                                  : channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w) % 2 == 0;
+  job.paired = even && p_.w.n % 2 == 0;
+  const std::int64_t pieces = rows * std::int64_t(job.channel_blocks.value) * job.tap_blocks.value * p_.groups;
+  job.all_pieces = std::uint32_t(pieces);
+  plan_.sum_blocks = unsigned(job.tap_order ? pieces : ceil_div(pieces, std::int64_t(kWeightSumWarps / job.shares)));
+  return pieces < kMostWeightCount;
 }
 
 }  // namespace

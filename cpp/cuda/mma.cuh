@@ -227,9 +227,9 @@ struct WarpgroupCore;
   UPFOLD_NAMES_64                                                                                                    \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
   "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define UPFOLD_NAMES_128                                                                                                 \
-  UPFOLD_NAMES_96                                                                                                        \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "     \
+#define UPFOLD_NAMES_128                                                                                             \
+  UPFOLD_NAMES_96                                                                                                    \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                                 \
   template <int kStep, int kFirst>                                                                                          \
@@ -295,7 +295,7 @@ UPFOLD_WARPGROUP_ROWS_OF(float, "k8", "f32.tf32.tf32", "")
 template <typename Value, int kN8, int kFirst>
 struct WarpgroupTurned;
 
-#define UPFOLD_WARPGROUP_TURNED(Value, kN8_, shape_and_types, names, descriptors, ...)                                       \
+#define UPFOLD_WARPGROUP_TURNED(Value, kN8_, shape_and_types, names, descriptors, ...)                                      \
   template <int kFirst>                                                                                                     \
   struct WarpgroupTurned<Value, kN8_, kFirst> {                                                                             \
     template <int kCount>                                                                                                   \
@@ -307,13 +307,12 @@ struct WarpgroupTurned;
                    : "l"(a), "l"(b));                                                                                       \
     }                                                                                                                       \
   };
-#define UPFOLD_WARPGROUP_TURNED_OF(Value, types)                                                                          \
-  UPFOLD_WARPGROUP_TURNED(Value, 8, "m64n64k16." types, UPFOLD_NAMES_32, "%32, %33", UPFOLD_ROWS_4(0), UPFOLD_ROWS_4(4))  \
-  UPFOLD_WARPGROUP_TURNED(Value, 16, "m64n128k16." types, UPFOLD_NAMES_64, "%64, %65", UPFOLD_ROWS_16(0))                 \
-  UPFOLD_WARPGROUP_TURNED(Value, 24, "m64n192k16." types, UPFOLD_NAMES_96, "%96, %97", UPFOLD_ROWS_16(0),                 \
-                          UPFOLD_ROWS_4(16), UPFOLD_ROWS_4(20))                                                           \
-  UPFOLD_WARPGROUP_TURNED(Value, 32, "m64n256k16." types, UPFOLD_NAMES_128, "%128, %129", UPFOLD_ROWS_16(0),              \
-                          UPFOLD_ROWS_16(16))
+#define UPFOLD_WARPGROUP_TURNED_OF(Value, types)                                                                             \
+  UPFOLD_WARPGROUP_TURNED(Value, 8, "m64n64k16." types, UPFOLD_NAMES_32, "%32, %33", UPFOLD_ROWS_4(0), UPFOLD_ROWS_4(4))     \
+  UPFOLD_WARPGROUP_TURNED(Value, 16, "m64n128k16." types, UPFOLD_NAMES_64, "%64, %65", UPFOLD_ROWS_16(0))                    \
+  UPFOLD_WARPGROUP_TURNED(Value, 24, "m64n192k16." types, UPFOLD_NAMES_96, "%96, %97", UPFOLD_ROWS_16(0), UPFOLD_ROWS_4(16), \
+                          UPFOLD_ROWS_4(20))                                                                                 \
+  UPFOLD_WARPGROUP_TURNED(Value, 32, "m64n256k16." types, UPFOLD_NAMES_128, "%128, %129", UPFOLD_ROWS_16(0), UPFOLD_ROWS_16(16))
 UPFOLD_WARPGROUP_TURNED_OF(__half, "f32.f16.f16")
 UPFOLD_WARPGROUP_TURNED_OF(__nv_bfloat16, "f32.bf16.bf16")
 #undef UPFOLD_WARPGROUP_TURNED_OF
