@@ -124,10 +124,11 @@ inline bool WeightLastPlanner::sums() {
   const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_), eights = ceil_div(channels, std::int64_t(8));
   const std::int64_t rows = ceil_div(in_channels_, std::int64_t(16));
   job.tap_order = p_.w.c != 1 || channels == 1;
-  // Small weights are cut into as many blocks as there are pieces: what is stored then is little.
-  const bool small = rows * eights * taps < 4 * kWeightMultiprocessors;
-  const std::int64_t own_taps = job.tap_order && !small ? std::min<std::int64_t>(taps, kWeightPieces) : 1;
-  const std::int64_t own_eights = job.tap_order && !small ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
+  // Small weights are cut into more blocks: what is stored then is little.
+  std::int64_t own_taps = job.tap_order ? std::min<std::int64_t>(taps, kWeightPieces) : 1;
+  const std::int64_t own_eights = job.tap_order ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
+  const auto blocks = [&] { return rows * ceil_div(eights, own_eights) * ceil_div(taps, own_taps) * p_.groups; };
+  while (own_taps > 1 && blocks() < 4 * kWeightMultiprocessors) own_taps = (own_taps + 1) / 2;
   job.taps = make_divisor(own_taps), job.pieces = make_divisor(own_eights);
   job.tap_blocks = make_divisor(ceil_div(taps, own_taps)), job.channel_blocks = make_divisor(ceil_div(eights, own_eights));
   job.row_blocks = make_divisor(rows);
