@@ -243,12 +243,14 @@ struct WarpgroupCore;
   UPFOLD_NAMES_32                                                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define UPFOLD_NAMES_128                                                                                               \
-  UPFOLD_NAMES_64                                                                                                      \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "   \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "   \
-  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-  "%126, %127"
+#define UPFOLD_NAMES_96                                                                                              \
+  UPFOLD_NAMES_64                                                                                                    \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
+  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define UPFOLD_NAMES_128                                                                                             \
+  UPFOLD_NAMES_96                                                                                                    \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
+  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                                 \
   template <int kStep, int kFirst>                                                                                          \
   struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                        \
@@ -307,7 +309,36 @@ UPFOLD_WARPGROUP_ROWS_OF(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0")
 UPFOLD_WARPGROUP_ROWS_OF(float, "k8", "f32.tf32.tf32", "")
 #undef UPFOLD_WARPGROUP_ROWS_OF
 #undef UPFOLD_WARPGROUP_ROWS
+
+// The same of 16-bit values, of which both operands lie turned: swizzled rows along the reduction. Eight rows follow one another,
+// groups of eight at group_pitch; vector_pitch is the distance of columns beyond a row's.
+template <typename Value, int kN8, int kFirst>
+struct WarpgroupTurned;
+
+#define UPFOLD_WARPGROUP_TURNED(Value, kN8_, shape_and_types, names, descriptors, ...)                                      \
+  template <int kFirst>                                                                                                     \
+  struct WarpgroupTurned<Value, kN8_, kFirst> {                                                                             \
+    template <int kCount>                                                                                                   \
+    static __device__ __forceinline__ void add(float (&s)[kCount][4], std::uint64_t a, std::uint64_t b) {                   \
+      static_assert(kFirst + kN8_ <= kCount, "column tiles");                                                               \
+      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" names \
+                   "}, " descriptors ", adds, 1, 1, 1, 1;\n}"                                                               \
+                   : __VA_ARGS__                                                                                            \
+                   : "l"(a), "l"(b));                                                                                       \
+    }                                                                                                                       \
+  };
+#define UPFOLD_WARPGROUP_TURNED_OF(Value, types)                                                                             \
+  UPFOLD_WARPGROUP_TURNED(Value, 8, "m64n64k16." types, UPFOLD_NAMES_32, "%32, %33", UPFOLD_ROWS_4(0), UPFOLD_ROWS_4(4))     \
+  UPFOLD_WARPGROUP_TURNED(Value, 16, "m64n128k16." types, UPFOLD_NAMES_64, "%64, %65", UPFOLD_ROWS_16(0))                    \
+  UPFOLD_WARPGROUP_TURNED(Value, 24, "m64n192k16." types, UPFOLD_NAMES_96, "%96, %97", UPFOLD_ROWS_16(0), UPFOLD_ROWS_4(16), \
+                          UPFOLD_ROWS_4(20))                                                                                 \
+  UPFOLD_WARPGROUP_TURNED(Value, 32, "m64n256k16." types, UPFOLD_NAMES_128, "%128, %129", UPFOLD_ROWS_16(0), UPFOLD_ROWS_16(16))
+UPFOLD_WARPGROUP_TURNED_OF(__half, "f32.f16.f16")
+UPFOLD_WARPGROUP_TURNED_OF(__nv_bfloat16, "f32.bf16.bf16")
+#undef UPFOLD_WARPGROUP_TURNED_OF
+#undef UPFOLD_WARPGROUP_TURNED
 #undef UPFOLD_NAMES_128
+#undef UPFOLD_NAMES_96
 #undef UPFOLD_NAMES_64
 #undef UPFOLD_NAMES_32
 #undef UPFOLD_NAMES_16

@@ -10,6 +10,7 @@
 #include "compiled.h"
 #include "cublas.h"
 #include "fused_weight.h"
+#include "fused_weight_last.h"
 
 namespace py = pybind11;
 
@@ -169,6 +170,28 @@ void fused_weight(const FusedWeightCall& call, std::uintptr_t x, std::uintptr_t 
   call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
 }
 
+using upfold::cuda::FusedWeightLastCall;
+
+// (input channels, columns) of each tile of the weight's gradient whose channels are innermost.
+py::list fused_weight_last_tiles() {
+  py::list tiles;
+  for (const upfold::cuda::FusedWeightLastTile& t : upfold::cuda::fused_weight_last_tiles())
+    tiles.append(py::make_tuple(t.channels, t.columns));
+  return tiles;
+}
+
+// (blocks, tiles of positions of one, launches, products and copied bytes of such a tile, packed bytes, bytes of partial sums)
+py::tuple fused_weight_last_work(const FusedWeightLastCall& call) {
+  const upfold::cuda::FusedWeightLastWork work = call.work();
+  return py::make_tuple(work.blocks, work.length, work.launches, work.steps, work.copied, work.packed, work.partial);
+}
+
+void fused_weight_last(const FusedWeightLastCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
+                       std::uintptr_t workspace, std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  call.run({pointer(x), pointer(w), pointer(bias), pointer(y), pointer(workspace)}, stream);
+}
+
 // (result channels, positions) of each tile choice.
 py::list direct_tiles() {
   py::list tiles;
@@ -286,6 +309,14 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("workspace_bytes", &FusedWeightCall::workspace_bytes)
       .def_property_readonly("work", &fused_weight_work)
       .def("enqueue", &fused_weight, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"));
+  m.def("fused_weight_last_tiles", &fused_weight_last_tiles);
+  py::class_<FusedWeightLastCall>(m, "FusedWeightLastCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def_property_readonly("workspace_bytes", &FusedWeightLastCall::workspace_bytes)
+      .def_property_readonly("work", &fused_weight_last_work)
+      .def("enqueue", &fused_weight_last, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("code_capability", &upfold::cuda::code_capability, py::arg("device"));
   m.def("info", &info);

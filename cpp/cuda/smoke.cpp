@@ -18,6 +18,7 @@
 
 #include "api.h"
 #include "fused_weight.h"
+#include "fused_weight_last.h"
 #include "launch.cuh"
 
 namespace upfold::cuda {
@@ -288,6 +289,16 @@ void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally
   }
 }
 
+void run_fused_weight_last(const Problem& p, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_weight_last_tiles().size()); ++config) {
+    const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16}), cap = pick(random, {64 << 20, 2 << 20});
+    const FusedWeightLastCall fused(0, p, config, alignment, cap);
+    if (fused.workspace_bytes() < 0 || pick(random, {0, 1, 2}) != 0) continue;
+    compare("fused_weight_last", p, false, random, fused.workspace_bytes(), tally,
+            [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, 0); });
+  }
+}
+
 void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   const Launch launch{0, 0};
   Problem p = random_problem(random, small);
@@ -324,6 +335,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
+    if (!small) run_fused_weight_last(p, random, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;

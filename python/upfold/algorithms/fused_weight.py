@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Problem
-from . import cuda
+from . import cuda, fused_weight_last
 
 
 class _Rates(NamedTuple):
@@ -40,12 +40,15 @@ _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 
 def reject(problem: Problem, device: int) -> str | None:
     """Say why no tile runs the gradient of the weight, or None."""
-    if _microseconds(problem, device):
+    if microseconds(problem, device):
         return None
     if problem.batch == 0:
         return "an empty batch has no products"
     if any(step != 1 for step, size in _widths(problem) if size > 1):
-        return "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors"
+        return (
+            "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors, or, on compute "
+            "capability 9.0, channels"
+        )
     return (
         f"taps of the gradient of its weight lie too far apart, or its sums are beyond the cap of {problem.workspace_cap} bytes; "
         "raise UPFOLD_WORKSPACE_MB"
@@ -58,12 +61,14 @@ def _widths(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """The planned call of a tile."""
+    if config >= fused_weight_last.FIRST:
+        return fused_weight_last.call(problem, config, device)
     return cuda.module().FusedWeightCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
 
 
 def configs(problem: Problem, device: int) -> Sequence[int]:
     """The tiles that fit under the workspace cap, least predicted time first."""
-    predicted = _microseconds(problem, device)
+    predicted = microseconds(problem, device)
     return tuple(sorted(predicted, key=lambda config: predicted[config]))
 
 
@@ -76,7 +81,12 @@ def workspace_bytes(problem: Problem, config: int, device: int) -> int:
 
 def predicted_seconds(problem: Problem, device: int) -> float:
     """Predict the time of the best tile, of a problem that is not rejected."""
-    return 1e-6 * min(_microseconds(problem, device).values())
+    return 1e-6 * min(microseconds(problem, device).values())
+
+
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits."""
+    return _microseconds(problem, device) | fused_weight_last.microseconds(problem, device)
 
 
 @lru_cache(maxsize=4096)

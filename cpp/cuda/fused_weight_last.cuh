@@ -1,0 +1,144 @@
+// The fused gradient of the weight whose channels are innermost (compute capability 9.0): its reduction runs over pixels, which
+// are rows of channels of x and of y (the gradient of the output), and both operands of a product are read turned, as the copy
+// engine lays them into shared memory.
+//
+// gw[ic, oc, tap] = sum over samples and input pixels i of x[n, ic, i] * y[n, oc, i * stride - pad + tap * dilation]. With
+// tap * dilation - pad = shift * stride + residue, a tap reads of y the pixels of its residue, moved by its shift. A *tile of
+// positions* is a box of x. A *patch* is the box of y that the same positions read for some taps of one residue, with all their
+// shifts, in `width` channels: a tap is that patch some rows on. An *atom* is a tap in `width` output channels: columns of a
+// product, whose rows are 64 input channels. Where every patch has one tap, its rows are the positions alone (kernel and stride
+// equal, and others).
+//
+// A block owns the sums of some groups of 64 input channels and of the atoms of a *set*, over the tiles of positions of one part.
+// The atoms are cut into *units*; a group of channels and a unit are a warpgroup's (16-bit values), or a warp's (float32 rounded
+// to TF32, whose products by warpgroups cannot read turned operands). One thread begins all copies.
+#pragma once
+
+#include "divide.cuh"
+#include "mma.cuh"
+#include "ring.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kMostWeightSets = 32, kMostWeightSlots = 128, kMostWeightPatches = 96, kMostWeightMaps = 10, kMostWeightSteps = 32;
+constexpr int kWeightLastStages = 8, kWeightLastAlignment = 1024;
+
+struct WeightLastPatch {
+  std::int16_t at[3];    // of y (w, h, d), from the tile's first position
+  std::uint16_t map;     // of its residue
+  std::int32_t channel;  // from the first of the group and of the block's channels
+};
+
+struct WeightLastJob {
+  Divisor tiles;                              // of sums: blocks are parts times tiles
+  Divisor sets, channel_sets, channel_tiles;  // of a group: tile = ((group * channel_tiles + ...) * channel_sets + ...) * sets
+  Divisor along[3];                           // tiles of positions (w, h, d)
+  std::int32_t box[4];                        // positions of one (w, h, d, n)
+  std::uint32_t count, length;                // tiles of positions; of a part
+  std::int32_t in_channels, out_channels;     // of a group
+  std::int32_t block_channels, row_channels;  // of x in a block, in a box
+  std::int32_t set_channels, width;           // of y in a channel set, in a row of a patch
+  std::int32_t x_boxes, x_box, y_box;         // of a block; bytes of copies
+  std::int32_t x_pitch, y_pitch, y_at;        // bytes from one to the next in a stage, of x in it
+  std::int32_t stage_bytes, stages;
+  std::int32_t steps;             // products of 16 rows of a tile of positions
+  std::int32_t tail, rows;        // rows of a tile of positions, and up to whole steps: these are zeros
+  std::uint32_t x_high, y_high;   // of descriptors
+  std::uint32_t x_step, y_apart;  // 16 bytes from step to step; from eight rows of y to the next eight of a step
+  std::uint16_t first_patch[kMostWeightSets + 1];
+  std::uint16_t y_step[kMostWeightSteps];
+  std::uint32_t slot[kMostWeightSlots];  // [set][unit][instruction]: from the stage's first patch on, in 16 bytes, the first
+                                         // atom, and from bit 16 on the distance of the next
+  WeightLastPatch patch[kMostWeightPatches];
+};
+struct WeightLastMaps {
+  BoxMap x, y[kMostWeightMaps - 1];
+};
+static_assert(sizeof(WeightLastJob) + sizeof(WeightLastMaps) <= 4000, "with the pointer these are the arguments of a launch");
+
+struct WeightLastBarriers {
+  std::uint64_t full[kWeightLastStages], empty[kWeightLastStages];
+};
+
+#if UPFOLD_WARPGROUPS
+// Of a block: its set, first channels, and tiles of positions.
+struct WeightLastPlace {
+  std::int32_t set, x_channel, y_channel, x_boxes;
+  std::uint32_t begin, end;
+
+  __device__ __forceinline__ explicit WeightLastPlace(const WeightLastJob& job) {
+    std::uint32_t part = blockIdx.x, rest = take(job.tiles, part);
+    set = std::int32_t(take(job.sets, rest));
+    const std::int32_t channel_set = std::int32_t(take(job.channel_sets, rest));
+    const std::int32_t first_row = std::int32_t(take(job.channel_tiles, rest)) * job.block_channels, group = std::int32_t(rest);
+    const std::int32_t left = (job.in_channels - first_row + job.row_channels - 1) / job.row_channels;
+    x_channel = group * job.in_channels + first_row, x_boxes = left < job.x_boxes ? left : job.x_boxes;
+    y_channel = group * job.out_channels + channel_set * job.set_channels;
+    begin = part * job.length, end = begin + job.length < job.count ? begin + job.length : job.count;
+  }
+};
+
+UPFOLD_DEVICE std::uint32_t weight_stage(const WeightLastJob& job, const unsigned char* memory, std::uint32_t number) {
+  return shared_address(memory) + number * std::uint32_t(job.stage_bytes);
+}
+
+// Rows behind those that are copied are zeros, of x and of y: what is there otherwise may be a NaN.
+UPFOLD_DEVICE void clear_weight_tails(const WeightLastJob& job, unsigned char* memory, std::int32_t threads) {
+  if (job.tail == job.rows) return;
+  const std::int32_t patches = (job.stage_bytes - job.y_at) / job.y_pitch;
+  const std::int32_t x_row = job.x_box / job.tail, y_row = job.y_box / job.tail, left = job.rows - job.tail;
+  for (std::int32_t stage = 0; stage < job.stages; ++stage) {
+    for (std::int32_t box = 0; box < job.x_boxes + patches; ++box) {
+      const bool is_x = box < job.x_boxes;
+      const std::int32_t row = is_x ? x_row : y_row;
+      unsigned char* const at = memory + stage * job.stage_bytes + job.tail * row +
+                                (is_x ? box * job.x_pitch : job.y_at + (box - job.x_boxes) * job.y_pitch);
+      for (std::int32_t i = std::int32_t(threadIdx.x); i < left * row / 16; i += threads)
+        reinterpret_cast<uint4*>(at)[i] = {0, 0, 0, 0};
+    }
+  }
+  publish_to_products();
+}
+
+UPFOLD_DEVICE void make_weight_barriers(const WeightLastJob& job, WeightLastBarriers& barriers, std::uint32_t warps) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < job.stages; ++i) {
+      barrier_make(shared_address(&barriers.full[i]), 1);
+      barrier_make(shared_address(&barriers.empty[i]), warps);
+    }
+    barriers_made();
+  }
+  __syncthreads();  // barriers are made, tails are zeros
+}
+
+// One thread: the boxes of all tiles of positions in order. Boxes of x behind the group's channels are not copied: what the stage
+// held before is multiplied, for sums that nobody reads.
+UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastMaps& maps, const WeightLastPlace& place,
+                                     WeightLastBarriers& barriers, unsigned char* memory) {
+  const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
+  const std::uint32_t bytes = std::uint32_t(place.x_boxes * job.x_box + patches * job.y_box);
+  Ring ring(job.stages);
+  for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
+    std::uint32_t rest = tile;
+    std::int32_t first[4];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) first[i] = std::int32_t(take(job.along[i], rest)) * job.box[i];
+    first[3] = std::int32_t(rest) * job.box[3];
+    const std::uint32_t full = shared_address(&barriers.full[ring.at]), stage = weight_stage(job, memory, ring.at);
+    barrier_wait(shared_address(&barriers.empty[ring.at]), ring.parity ^ 1);
+    barrier_arrive_expecting(full, bytes);
+    for (std::int32_t i = 0; i < place.x_boxes; ++i)
+      copy_box(stage + i * job.x_pitch, maps.x, {place.x_channel + i * job.row_channels, first[0], first[1], first[2], first[3]},
+               full);
+    for (std::int32_t i = 0; i < patches; ++i) {
+      const WeightLastPatch& patch = job.patch[first_patch + i];
+      copy_box(
+          stage + job.y_at + i * job.y_pitch, maps.y[patch.map],
+          {place.y_channel + patch.channel, first[0] + patch.at[0], first[1] + patch.at[1], first[2] + patch.at[2], first[3]},
+          full);
+    }
+  }
+}
+#endif
+
+}  // namespace upfold::cuda

@@ -1,0 +1,126 @@
+// The kernels of the fused gradient of the weight whose channels are innermost, for one type, and their launches.
+#pragma once
+
+#include "fused_last_source.cuh"
+#include "fused_weight_last_float.cuh"
+#include "fused_weight_last_kernel.cuh"
+#include "fused_weight_last_sum.cuh"
+
+namespace upfold::cuda {
+
+// A tile's index, its kRowGroups, kFirst8, kSecond8.
+#define UPFOLD_WEIGHT_LAST_TILES(DO, Value) \
+  DO(0, Value, 2, 32, 0)                    \
+  DO(1, Value, 2, 16, 16)                   \
+  DO(2, Value, 1, 32, 0)                    \
+  DO(3, Value, 1, 24, 24)                   \
+  DO(4, Value, 1, 24, 16)                   \
+  DO(5, Value, 2, 24, 24)                   \
+  DO(6, Value, 2, 16, 0)                    \
+  DO(7, Value, 1, 16, 0)
+// Of float32: its index, kRowGroups, kUnits.
+#define UPFOLD_WEIGHT_LAST_FLOAT_TILES(DO) DO(8, 2, 4) DO(9, 1, 8)
+
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                         \
+  template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>( \
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL(index, ...)                              \
+  template __global__ void fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>( \
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float2*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)                                                                              \
+  template __global__ void fused_weight_last_sum_kernel<Value, false>(const __grid_constant__ WeightLastSumJob, const float4*, \
+                                                                      Value*);                                                 \
+  template __global__ void fused_weight_last_sum_kernel<Value, true>(const __grid_constant__ WeightLastSumJob, const float4*,  \
+                                                                     Value*);                                                  \
+  template __global__ void fused_weight_last_rows_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                            \
+  UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
+  UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "fused_weight_last_plan.h"
+
+namespace upfold::cuda {
+
+// Some samples of an operand, or what is packed of them.
+template <typename Value>
+const void* packed_samples(const Launch& launch, const WeightLastOperand& operand, const Value* from, std::int64_t samples,
+                           void* to) {
+  if (operand.packed_bytes == 0) return from;
+  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  LastSourceJob job = operand.pack;
+  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
+  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
+                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
+                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
+  return to;
+}
+
+inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t number, std::int64_t samples, const void* address) {
+  BoxTensor boxes = operand.boxes[number];
+  boxes.sizes[4] = operand.sample_size * samples;
+  return describe_boxes(boxes, static_cast<const unsigned char*>(address) + operand.at[number]);
+}
+
+template <typename Value>
+void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, int config, const WeightLastMaps& maps,
+                          void* partial) {
+  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes};
+#define UPFOLD_RUN(index, type, ...)                                                                                 \
+  if (config == index)                                                                                               \
+    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
+                static_cast<float4*>(partial));
+#define UPFOLD_RUN_FLOAT(index, ...)                                                                                     \
+  if (config == index)                                                                                                   \
+    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
+                static_cast<float2*>(partial));
+  if constexpr (sizeof(Value) == 2) {
+    UPFOLD_WEIGHT_LAST_TILES(UPFOLD_RUN, Value)
+  } else {
+    UPFOLD_WEIGHT_LAST_FLOAT_TILES(UPFOLD_RUN_FLOAT)
+  }
+#undef UPFOLD_RUN
+#undef UPFOLD_RUN_FLOAT
+}
+
+template <typename Value>
+void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int64_t batch, int config,
+                     const FusedOperands& operands) {
+  const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
+  unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
+  unsigned char* const x_packed = workspace + plan.partial_bytes;
+  unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
+  for (std::int64_t number = 0; number < plan.launches; ++number) {
+    const std::int64_t n = number * plan.batch, samples = std::min(plan.batch, batch - n);
+    const void* const x_part = packed_samples(launch, plan.x, x + n * plan.x.sample, samples, x_packed);
+    const void* const y_part = packed_samples(launch, plan.y, y + n * plan.y.sample, samples, y_packed);
+    WeightLastMaps maps;
+    maps.x = describe_samples(plan.x, 0, samples, x_part);
+    for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
+      maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part) : maps.x;
+    run_weight_last_tile<Value>(launch, plan, config, maps, workspace + plan.partial_bytes / plan.launches * number);
+  }
+  WeightLastSumJob sum = plan.sum;
+  sum.paired = sum.paired && reinterpret_cast<std::uintptr_t>(operands.w) % (2 * sizeof(Value)) == 0;
+  const auto kernel = !sum.tap_order   ? fused_weight_last_rows_kernel<Value>
+                      : sum.shares > 1 ? fused_weight_last_sum_kernel<Value, true>
+                                       : fused_weight_last_sum_kernel<Value, false>;
+  launch_grid("fused", kernel, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, sum,
+              reinterpret_cast<const float4*>(workspace), static_cast<Value*>(const_cast<void*>(operands.w)));
+}
+
+// Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.
+template <typename Value>
+bool has_weight_last_kernels() {
+  cudaFuncAttributes found;
+  const auto kernel = fused_weight_last_kernel<Value, WeightLastTile<2, 32, 0>>;
+  check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
+  return found.sharedSizeBytes > 0;
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,159 @@
+// What the planner of the fused gradient of the weight whose channels are innermost tells the kernels; host code, for one source.
+#pragma once
+
+#include "fused_weight_last_plan.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+inline bool WeightLastPlanner::tables() {
+  const Cut& cut = best_;
+  const WeightArrangement a = arrange(cut.level, cut.axis, cut.set_chunks);
+  WeightLastJob& job = plan_.job;
+  const std::int64_t rows = rows_of(cut), whole = ceil_div(rows, 16) * 16;
+  job.sets = make_divisor(std::int64_t(a.sets.size())), job.channel_sets = make_divisor(ceil_div(chunks_, cut.set_chunks));
+  job.channel_tiles = make_divisor(channel_tiles_);
+  plan_.tiles = std::int64_t(job.sets.value) * job.channel_sets.value * channel_tiles_ * p_.groups;
+  if (plan_.tiles >= kMostWeightCount) return false;
+  job.tiles = make_divisor(plan_.tiles);
+  job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(out_channels_);
+  job.block_channels = std::int32_t(block_channels_), job.x_boxes = std::int32_t(x_boxes());
+  job.row_channels = std::int32_t(row_channels_), job.width = std::int32_t(width_);
+  job.set_channels = std::int32_t(cut.set_chunks * width_);
+  job.x_box = std::int32_t(rows * x_bytes()), job.x_pitch = std::int32_t(round_up(whole * x_bytes()));
+  job.y_box = std::int32_t(patch_rows(a, cut) * y_bytes());
+  job.y_pitch = std::int32_t(round_up(a.single ? whole * y_bytes() : job.y_box));
+  job.y_at = job.x_boxes * job.x_pitch, job.stage_bytes = std::int32_t(stage_bytes(a, cut));
+  job.stages = std::int32_t(std::min<std::int64_t>(kWeightLastStages, most_shared_ / job.stage_bytes));
+  plan_.threads = unsigned(tile_.threads);
+  plan_.shared_bytes = job.stages * job.stage_bytes + kWeightLastAlignment;
+  job.steps = std::int32_t(whole / 16), job.tail = std::int32_t(rows), job.rows = std::int32_t(whole);
+  // Kinds of swizzle, distances of groups of eight rows, and of x's columns beyond a row's: there are none, and a row of 32
+  // channels stands for two.
+  const auto kind = [](std::int64_t bytes) { return bytes == 128 ? std::uint32_t(1) << 30 : std::uint32_t(2) << 30; };
+  const std::int64_t x_units = x_bytes() / 16, y_units = y_bytes() / 16;
+  const std::int64_t apart = a.single || cut.box[0] > 8 ? 8 : patch_size(a, cut, 0);
+  job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
+  job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
+  for (std::int64_t step = 0; step < job.steps; ++step) job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
+  for (std::size_t i = 0; i < a.slots.size(); ++i) {
+    const WeightSlot& slot = a.slots[i];
+    const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * y_units;
+    const std::int64_t first = slot.patch * (job.y_pitch / 16) + row_of(a, cut, slot.low) * y_units;
+    if (apart_atoms >= 1 << 14 || first >= 1 << 14) return false;
+    job.slot[i] = std::uint32_t(apart_atoms << 16 | first);
+  }
+  std::size_t patches = 0;
+  for (std::size_t set = 0; set < a.sets.size(); ++set) {
+    for (const WeightSetPatch& patch : a.sets[set]) {
+      const Tap& tap = taps_[a.firsts[patch.taps]];
+      WeightLastPatch& to = job.patch[patches++];
+      for (std::size_t i = 0; i < 3; ++i) to.at[i] = std::int16_t(a.lows[patch.taps][i]);
+      to.map = std::uint16_t(tap.map), to.channel = std::int32_t(patch.chunk * width_ + tap.channel);
+    }
+    job.first_patch[set + 1] = std::uint16_t(patches);
+  }
+  for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
+  for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
+  std::copy(a.places.begin(), a.places.end(), plan_.sum.place);
+  plan_.sum.set_chunks = make_divisor(cut.set_chunks);
+  for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
+  describe();
+  return true;
+}
+
+// The boxes of x, and of y for every residue.
+inline void WeightLastPlanner::describe() {
+  const auto tensor = [&](std::int64_t channels, std::int64_t width, const std::int64_t(&steps)[4]) {
+    BoxTensor result{p_.dtype, {channels, 1, 1, 1, 1}, {}, {std::int32_t(width), 1, 1, 1, 1}, std::int32_t(element_ * width),
+                     256};
+    for (int i = 0; i < 4; ++i) result.strides[i] = element_ * steps[i];
+    for (int i = 0; i < 4; ++i) result.box[i + 1] = std::int32_t(best_.box[i]);
+    return result;
+  };
+  BoxTensor x = tensor(p_.in_channels, row_channels_, x_step_);
+  for (int i = 0; i < 4; ++i) x.sizes[i + 1] = positions_[i];
+  plan_.x.boxes = {x}, plan_.x.at = {0};
+  const std::int64_t all = in_pixel_ && axes_[0].stride > 1 ? pixel_ * axes_[0].stride : out_channels_ * p_.groups;
+  for (std::size_t m = 0; m < residues_.size(); ++m) {
+    BoxTensor y = tensor(all, width_, y_step_);
+    for (int i = 0; i < 4; ++i) y.sizes[i + 1] = y_sizes_[m][std::size_t(i)];
+    for (int i = 0; i < 3; ++i) y.box[i + 1] += std::int32_t(halo_[i]);
+    y.sizes[4] = positions_[3];
+    plan_.y.boxes.push_back(y);
+    plan_.y.at.push_back(element_ * (residues_[m][0] * pixel_ + residues_[m][1] * y_.h + residues_[m][2] * y_.d));
+  }
+}
+
+// Samples of a launch: all, or as many as the cap leaves room for what is packed of them. Parts: as many as keep the blocks of a
+// large device busy in whole waves.
+inline bool WeightLastPlanner::split() {
+  WeightLastJob& job = plan_.job;
+  const std::int64_t part_bytes = plan_.tiles * tile_.row_groups * tile_.set_columns8() * 128 * 16;
+  const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
+  std::int64_t most = std::min(part_bytes + kMostWeightPartial, cap_);
+  if (sample * p_.batch > cap_ - most) most = std::max(part_bytes, std::min(most, cap_ / 4));
+  plan_.batch = p_.batch;
+  if (sample > 0) plan_.batch = std::min(p_.batch, (cap_ - most) / sample);
+  if (most > cap_ || plan_.batch < 1) return false;
+  plan_.launches = ceil_div(p_.batch, plan_.batch), plan_.batch = ceil_div(p_.batch, plan_.launches);
+  plan_.launches = ceil_div(p_.batch, plan_.batch);  // no last one without samples
+  std::int64_t count = ceil_div(positions_[3] * plan_.batch, best_.box[3]);
+  for (int i = 0; i < 3; ++i) count *= job.along[i].value;
+  const std::int64_t most_parts = std::max<std::int64_t>(1, most / part_bytes / plan_.launches);
+  if (count >= kMostWeightCount || plan_.launches * part_bytes > cap_) return false;
+  double best = -1;
+  for (std::int64_t parts = 1; parts <= std::min(most_parts, count); ++parts) {
+    if (parts > 1 && plan_.tiles * parts > std::max(4 * kWeightMultiprocessors, 2 * plan_.tiles)) break;
+    const std::int64_t length = ceil_div(count, parts);
+    if (ceil_div(count, length) != parts) continue;
+    const double cost = double(ceil_div(plan_.tiles * parts, kWeightMultiprocessors)) *
+                            (double(length) * best_.cycles / kWeightCyclesMicrosecond + kWeightBlockMicroseconds) +
+                        double(parts * part_bytes) / kWeightSumBytesMicrosecond;
+    if (best < 0 || cost < best) best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
+  }
+  job.count = std::uint32_t(count);
+  plan_.partial_bytes = plan_.parts * plan_.launches * part_bytes;
+  plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
+  const std::int64_t bytes = plan_.partial_bytes + plan_.x.packed_bytes + plan_.y.packed_bytes;
+  return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount && bytes <= cap_;
+}
+
+inline bool WeightLastPlanner::sums() {
+  WeightLastSumJob& job = plan_.sum;
+  const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_), eights = ceil_div(channels, std::int64_t(8));
+  const std::int64_t rows = ceil_div(in_channels_, std::int64_t(16));
+  job.tap_order = p_.w.c != 1 || channels == 1;
+  // Small weights are cut into more blocks: what is stored then is little.
+  std::int64_t own_taps = job.tap_order ? std::min<std::int64_t>(taps, kWeightPieces) : 1;
+  const std::int64_t own_eights = job.tap_order ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
+  const auto blocks = [&] { return rows * ceil_div(eights, own_eights) * ceil_div(taps, own_taps) * p_.groups; };
+  while (own_taps > 1 && blocks() < 4 * kWeightMultiprocessors) own_taps = (own_taps + 1) / 2;
+  job.taps = make_divisor(own_taps), job.pieces = make_divisor(own_eights);
+  job.tap_blocks = make_divisor(ceil_div(taps, own_taps)), job.channel_blocks = make_divisor(ceil_div(eights, own_eights));
+  job.row_blocks = make_divisor(rows);
+  job.kernel_w = make_divisor(p_.kernel_w), job.kernel_h = make_divisor(p_.kernel_h), job.folded = make_divisor(folded_);
+  job.width = make_divisor(width_ / 8);
+  job.parts = std::int32_t(plan_.parts * plan_.launches), job.part_tiles = plan_.tiles;
+  const std::int64_t warps = rows * eights * taps * p_.groups;
+  job.shares = 1;
+  while (job.shares < 8 && 2 * job.shares <= job.parts && warps * job.shares < 64 * kWeightMultiprocessors) job.shares *= 2;
+  job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(channels), job.all_taps = std::int32_t(taps);
+  job.sets = std::int32_t(plan_.job.sets.value), job.channel_sets = std::int32_t(plan_.job.channel_sets.value);
+  job.channel_tiles = std::int32_t(channel_tiles_), job.set_columns8 = make_divisor(tile_.set_columns8());
+  job.row_groups = tile_.row_groups;
+  job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_d = p_.w.d, job.w_h = p_.w.h, job.w_w = p_.w.w;
+  const bool run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
+                   (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && p_.w.c == taps;
+  job.dense = job.tap_order && own_taps == taps && run;
+  const bool even = job.tap_order ? own_eights * taps % 2 == 0 && channels * taps % 2 == 0
+                                  : channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w) % 2 == 0;
+  job.paired = even && p_.w.n % 2 == 0;
+  const std::int64_t pieces = rows * std::int64_t(job.channel_blocks.value) * job.tap_blocks.value * p_.groups;
+  job.all_pieces = std::uint32_t(pieces);
+  plan_.sum_blocks = unsigned(job.tap_order ? pieces : ceil_div(pieces, std::int64_t(kWeightSumWarps / job.shares)));
+  return pieces < kMostWeightCount;
+}
+
+}  // namespace
+}  // namespace upfold::cuda

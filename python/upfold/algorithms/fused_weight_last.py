@@ -1,0 +1,65 @@
+"""The fused gradient of the weight whose channels are innermost, on a GPU: its tiles and the time that they take."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ..problem import DTYPE_BYTES, Problem
+from . import cuda
+
+# The number of its first tile among the configs of `fused` for this operator.
+FIRST = 100
+
+
+class _Rates(NamedTuple):
+    """What predicts the microseconds of a call."""
+
+    call: float
+    block: float  # of a wave of blocks, beside its tiles of positions
+    tile: float  # cycles of a tile of positions, beside its products
+    product: float  # cycles of 16 positions in 8 columns
+    loaded: float  # bytes that a multiprocessor gets in a cycle
+    memory: float  # of a megabyte of the operands, at the least
+    packed: float  # of a megabyte of an operand that is packed first
+    launch: float  # of that
+    partial: float  # of a megabyte of partial sums
+
+
+# Of float32 rounded to TF32, and of 16-bit values.
+_RATES = (
+    _Rates(6.0, 3.0, 80.0, 28.0, 38.0, 0.26, 0.5, 1.5, 0.5),
+    _Rates(6.0, 3.0, 80.0, 9.0, 38.0, 0.26, 0.5, 1.5, 0.5),
+)
+_CYCLES = 1755.0  # of a microsecond
+
+
+def call(problem: Problem, config: int, device: int) -> Any:
+    """Plan a call of one of these tiles."""
+    module = cuda.module()
+    return module.FusedWeightLastCall(device, problem.cuda, config - FIRST, problem.alignment, problem.workspace_cap)
+
+
+@lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits: waves of blocks, whose tiles of positions multiply or wait for their copies."""
+    if problem.dtype is torch.float32 and not problem.allow_tf32:
+        return {}
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]
+    predicted = {}
+    for config, (channels, columns) in enumerate(cuda.module().fused_weight_last_tiles()):
+        planned = call(problem, FIRST + config, device)
+        if planned.workspace_bytes < 0:
+            continue
+        blocks, length, launches, steps, copied, packed, partial = planned.work
+        products, loads = steps * rates.product * channels * columns / 1024, copied / rates.loaded
+        tile = max(products, loads) + 0.1 * min(products, loads) + rates.tile
+        waves = -(-blocks // multiprocessors) * launches
+        time = waves * (rates.block + length * tile / _CYCLES)
+        least = 1e-6 * problem.bytes * rates.memory
+        scratch = 1e-6 * (packed * rates.packed + partial * rates.partial) + (rates.launch * launches if packed else 0.0)
+        predicted[FIRST + config] = rates.call + max(time, least) + scratch
+    return predicted
