@@ -147,6 +147,14 @@ py::tuple fused_last_work(const FusedLastCall& call) {
   return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.source, work.partial);
 }
 
+using upfold::cuda::FusedColumnsCall;
+
+// (blocks, of a multiprocessor, walks of a block, steps of a walk, products and turns of a step, bytes that are copied)
+py::tuple fused_columns_work(const FusedColumnsCall& call) {
+  const upfold::cuda::FusedColumnsWork work = call.work();
+  return py::make_tuple(work.blocks, work.resident, work.walks, work.steps, work.products, work.turns, work.copied);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -278,6 +286,15 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("packing", &FusedLastCall::packing)
       .def("pack", &fused_pack<FusedLastCall>, py::arg("w"), py::arg("packed"), py::arg("stream"))
       .def("enqueue", &fused<FusedLastCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_columns_tiles", &upfold::cuda::fused_columns_tiles);
+  m.def("fused_columns_fits", &upfold::cuda::fused_columns_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  py::class_<FusedColumnsCall>(m, "FusedColumnsCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("work", &fused_columns_work)
+      .def("enqueue", &fused<FusedColumnsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
