@@ -155,6 +155,14 @@ py::tuple fused_columns_work(const FusedColumnsCall& call) {
   return py::make_tuple(work.blocks, work.resident, work.walks, work.steps, work.products, work.turns, work.copied);
 }
 
+using upfold::cuda::FusedUnitsCall;
+
+// (blocks, of a multiprocessor, tiles of a block, vectors that a thread fills in, products of a tile)
+py::tuple fused_units_work(const FusedUnitsCall& call) {
+  const upfold::cuda::FusedUnitsWork work = call.work();
+  return py::make_tuple(work.blocks, work.resident, work.tiles, work.filled, work.products);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -295,6 +303,13 @@ PYBIND11_MODULE(_cuda, m) {
            py::arg("alignment"))
       .def_property_readonly("work", &fused_columns_work)
       .def("enqueue", &fused<FusedColumnsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_units_tiles", &upfold::cuda::fused_units_tiles);
+  m.def("fused_units_fits", &upfold::cuda::fused_units_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
+  py::class_<FusedUnitsCall>(m, "FusedUnitsCall", py::module_local())
+      .def(py::init<int, const Problem&, int>(), py::arg("device"), py::arg("problem"), py::arg("config"))
+      .def_property_readonly("work", &fused_units_work)
+      .def("enqueue", &fused<FusedUnitsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())

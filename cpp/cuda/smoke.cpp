@@ -286,6 +286,15 @@ void run_fused_columns(const Problem& p, bool has_bias, Random& random, Tally& t
   }
 }
 
+void run_fused_units(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_units_tiles().size()); ++config) {
+    if (!fused_units_fits(0, p, config)) continue;
+    const FusedUnitsCall fused(0, p, config);
+    compare("fused_units", p, has_bias, random, 0, tally,
+            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
+  }
+}
+
 void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally) {
   if (small) return;
   for (int config = 0; config < int(fused_weight_tiles().size()); ++config) {
@@ -333,6 +342,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_columns(p, has_bias, random, tally);
+    if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
     for (const bool atomic : {false, true}) {

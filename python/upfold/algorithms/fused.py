@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_columns, fused_input, fused_last, fused_weight
+from . import cuda, fused_columns, fused_input, fused_last, fused_units, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability of the first devices with asynchronous copies and bfloat16 products.
@@ -179,6 +179,8 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_units.FIRST:
+        return fused_units.call(problem, config, device)
     if config >= fused_columns.FIRST:
         return fused_columns.call(problem, config, device)
     if config >= fused_last.FIRST:
@@ -278,7 +280,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
         return own | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
-    return own | fused_columns.microseconds(problem, device)
+    return own | fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
 
 
 @lru_cache(maxsize=4096)
