@@ -8,7 +8,7 @@
 // ring of input rows, and stored.
 //   x        [stages][line][channel][pixel], 128 bytes a row, or [line][pixel][channel], 128 bytes a row; swizzled boxes
 //   weight   [chunk][vector of 16 bytes of channels][column][16 bytes], laid out by each block from w as it lies
-//   columns  [column][row of the ring][pixel], float32
+//   columns  [32 pixels of the ring][column][pixel], float32, in rows of kColumnPitch
 // A line is 128 bytes of a row of pixels, or, where they lie as one run (`flat`), of some rows; where channels are innermost 32
 // pixels. One warp begins the copies, the others multiply and store.
 #pragma once
@@ -21,7 +21,8 @@
 namespace upfold::cuda {
 
 constexpr int kMostColumnStages = 8;
-constexpr int kColumnAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
+constexpr int kColumnAlignment = 1024;                // bytes: rows of 128 bytes change their vectors' places in groups of eight
+constexpr int kColumnPixels = 32, kColumnPitch = 36;  // floats: 4 modulo 8, so that eight columns meet in no bank
 
 // Blocks of a multiprocessor that registers allow: each of its four parts has 512 for a lane, and the copying warp takes its own.
 constexpr int columns_blocks(int size, bool last, int n8, int warpgroups) {
@@ -40,8 +41,8 @@ struct ColumnsTile {
   static constexpr int kLine = !kLast && kSize == 2 ? 64 : 32, kLines = kWorkers / kLine;  // pixels; lines of a step
   static constexpr int kRow = 128, kChunk = kRow / kSize;                                  // bytes of a row, its channels
   static constexpr int kLineBytes = kRow * (kLast ? kLine : kChunk), kStageBytes = kLines * kLineBytes;
-  static constexpr int kProducts = 4;  // of 32 bytes of channels, in a chunk
-  static constexpr int kWeightBytes = kRow * kN;
+  static constexpr int kProducts = 4;                                                // of 32 bytes of channels, in a chunk
+  static constexpr int kWeightBytes = kRow * kN, kPixelsFloats = kN * kColumnPitch;  // of a chunk; of 32 pixels
 };
 
 struct ColumnsAxis {
@@ -55,13 +56,12 @@ struct ColumnsJob {
   std::uint32_t walks;                  // of a combination
   std::int32_t ic, oc, channels;        // of a group; output channels of a tile
   std::int32_t columns, chunks, stages;
-  std::int32_t align;             // pixels: a line begins at such a multiple
-  std::int32_t row_lines;         // lines of a row, or 0 where a line holds line_rows of them
-  Divisor lines_of_row, ring;     // the same, at least 1; rows of the ring
-  std::int32_t line_rows, pitch;  // pixels of a row of the ring
-  std::int32_t plane;             // of a column: floats
-  std::int32_t weight_bytes;
-  bool inside, two, paired;  // all channels of an output by one thread; two outputs of stride 2 by one, and as one aligned word
+  std::int32_t align;                    // pixels: a line begins at such a multiple
+  std::int32_t row_lines;                // lines of a row, or 0 where a line holds line_rows of them
+  Divisor lines_of_row, ring;            // the same, at least 1; rows of the ring
+  std::int32_t line_rows, pitch;         // pixels of a row of the ring
+  std::int32_t weight_bytes, raw_bytes;  // raw: of w as it lies, where it is copied so first; else 0
+  bool inside, four, paired;  // channels are innermost in y; kernel 4 and stride 2; and two outputs are one aligned word or two
   Activation activation;
   float slope;
   std::int64_t y_n, y_c, y_h, y_w, w_ic, w_oc, w_h, w_w;
@@ -110,7 +110,7 @@ UPFOLD_INLINE std::int32_t outputs_of_rows(const ColumnsJob& job, const ColumnsW
 }
 
 struct ColumnsBarriers {
-  std::uint64_t full[kMostColumnStages], empty[kMostColumnStages];
+  std::uint64_t full[kMostColumnStages], empty[kMostColumnStages], weight;
 };
 
 }  // namespace upfold::cuda

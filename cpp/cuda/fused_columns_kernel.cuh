@@ -38,13 +38,19 @@ struct ColumnsBlock {
     if (threadIdx.x == 0) {
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kWorkers / 32);
+      barrier_make(address(barriers.weight), 1);
       barriers_made();
     }
     __syncthreads();  // barriers are made
   }
 
   // One thread: the lines of all steps in order, for each chunk of channels.
-  __device__ __forceinline__ void copy(const BoxMap& x) const {
+  __device__ __forceinline__ void copy(const BoxMap& x, const Value* w) const {
+    if (job.raw_bytes > 0) {
+      barrier_arrive_expecting(address(barriers.weight), std::uint32_t(job.raw_bytes));
+      copy_bulk(shared_address(columns()), w + std::int64_t(group) * job.ic * job.w_ic, std::uint32_t(job.raw_bytes),
+                address(barriers.weight));
+    }
     Ring ring(job.stages);
     for (std::uint32_t number = first_walk; number < job.walks; number += next_walk) {
       const ColumnsWalk own = walk(number);
@@ -85,27 +91,40 @@ struct ColumnsBlock {
   static __device__ __forceinline__ __half rounded(__half v) { return v; }
   static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
 
-  // Workers: neighbouring threads have neighbouring columns, which lie together in w.
-  __device__ __forceinline__ void lay_out(const Value* w) const {
+  // The weights of x's channels from `from` on, `step` elements apart, in their places.
+  template <typename Address>
+  __device__ __forceinline__ void put(std::int32_t place, bool exists, Address from, std::int64_t step) const {
     constexpr int kVector = 16 / Tile::kSize;
-    const std::int32_t count = job.chunks * 8 * Tile::kN;
-    const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic + channel * job.w_oc;
-#pragma unroll 2
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
-      const std::int32_t vector = i / Tile::kN, column = i % Tile::kN;
-      std::uint32_t rest = std::uint32_t(column);
-      const std::uint32_t kw = take(job.w.kernels, rest), kh = take(job.h.kernels, rest);
-      const Value* const from = own + std::int32_t(rest) * job.w_oc + kh * job.w_h + kw * job.w_w;
-      struct alignas(16) {
-        Value v[kVector];
-      } values;
+    struct alignas(16) {
+      Value v[kVector];
+    } values;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        const std::int32_t ic = channel_of(vector, e);
-        const bool exists = std::int32_t(rest) < channels && ic < job.ic;
-        values.v[e] = exists ? rounded(from[ic * job.w_ic]) : Narrow<Value>::from(0.0f);
+    for (int e = 0; e < kVector; ++e) {
+      const std::int32_t ic = channel_of(place / Tile::kN, e);
+      values.v[e] = exists && ic < job.ic ? rounded(from[ic * step]) : Narrow<Value>::from(0.0f);
+    }
+    weights()[place] = *reinterpret_cast<const uint4*>(&values);
+  }
+
+  // Workers: neighbouring threads have neighbouring columns, which lie together in w, and in what is copied of it first.
+  __device__ __forceinline__ void lay_out(const Value* w) const {
+    const std::int32_t count = job.chunks * 8 * Tile::kN, taps = job.h.kernel * job.w.kernel;
+    if (job.raw_bytes > 0) {
+      barrier_wait(address(barriers.weight), 0);
+      const Value* const own = reinterpret_cast<const Value*>(columns()) + channel * taps;
+#pragma unroll 2
+      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
+        const std::int32_t column = i % Tile::kN;
+        put(i, column < channels * taps, own + column, job.oc * taps);
       }
-      weights()[i] = *reinterpret_cast<const uint4*>(&values);
+    } else {
+      const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic + channel * job.w_oc;
+#pragma unroll 2
+      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
+        std::uint32_t rest = std::uint32_t(i % Tile::kN);
+        const std::uint32_t kw = take(job.w.kernels, rest), kh = take(job.h.kernels, rest);
+        put(i, std::int32_t(rest) < channels, own + std::int32_t(rest) * job.w_oc + kh * job.w_h + kw * job.w_w, job.w_ic);
+      }
     }
     publish_to_products();
     meet<1, Tile::kWorkers>();  // the weights are there
@@ -114,10 +133,11 @@ struct ColumnsBlock {
   __device__ __forceinline__ void sum(const ColumnsWalk& own, std::int32_t begin, std::int32_t end, const Value* bias,
                                       Value* y) const {
     const std::int64_t first = std::int64_t(group) * job.oc + channel;
-    const Value* const from = bias == nullptr ? nullptr : bias + first;
-    Value* const to = y + own.n * job.y_n + first * job.y_c;
-    if (job.two) return ColumnsSum<Value, 2, Tile::kWorkers>{job, own, columns(), from, to, channels}.run(begin, end);
-    ColumnsSum<Value, 1, Tile::kWorkers>{job, own, columns(), from, to, channels}.run(begin, end);
+    const ColumnsOutputs<Tile> outputs{
+        job, own, columns(), bias == nullptr ? nullptr : bias + first, y + own.n * job.y_n + first * job.y_c, channels};
+    if (!job.four) return outputs.run(begin, end);
+    if (job.w.pad % 2 != 0) return ColumnsPairs<Tile, true>{outputs, job}.run(begin, end);
+    ColumnsPairs<Tile, false>{outputs, job}.run(begin, end);
   }
 
   __device__ __forceinline__ void compute(const Value* bias, Value* y) const {
@@ -162,7 +182,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                  channel, channels, walk,  gridDim.x / job.combinations.value};
   block.make_barriers();
   if (threadIdx.x >= Tile::kWorkers) {
-    if (threadIdx.x == Tile::kWorkers) block.copy(x);
+    if (threadIdx.x == Tile::kWorkers) block.copy(x, w);
   } else {
     block.lay_out(w);
     block.compute(bias, y);

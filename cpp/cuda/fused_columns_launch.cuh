@@ -6,11 +6,12 @@
 namespace upfold::cuda {
 
 // Whether channels are innermost, groups of 8 columns, warpgroups.
-#define UPFOLD_COLUMNS_SIZES(DO, Value, kLast)                                                                        \
-  DO(Value, kLast, 2, 1)                                                                                              \
-  DO(Value, kLast, 4, 1)                                                                                              \
-  DO(Value, kLast, 6, 1) DO(Value, kLast, 8, 1) DO(Value, kLast, 16, 1) DO(Value, kLast, 2, 2) DO(Value, kLast, 4, 2) \
-      DO(Value, kLast, 6, 2) DO(Value, kLast, 8, 2)
+#define UPFOLD_COLUMNS_SIZES(DO, Value, kLast) \
+  DO(Value, kLast, 2, 1)                       \
+  DO(Value, kLast, 4, 1)                       \
+  DO(Value, kLast, 6, 1)                       \
+  DO(Value, kLast, 8, 1)                       \
+  DO(Value, kLast, 16, 1) DO(Value, kLast, 2, 2) DO(Value, kLast, 4, 2) DO(Value, kLast, 6, 2) DO(Value, kLast, 8, 2)
 #define UPFOLD_COLUMNS_TILES(DO, Value) UPFOLD_COLUMNS_SIZES(DO, Value, false) UPFOLD_COLUMNS_SIZES(DO, Value, true)
 
 #define UPFOLD_INSTANTIATE_COLUMNS_KERNEL(Value, ...)                             \
@@ -30,6 +31,7 @@ void run_columns(const Launch& launch, const ColumnsPlan& plan, int warpgroups, 
   const BoxMap x = describe_boxes(plan.x, operands.x);
   ColumnsJob job = plan.job;
   job.paired = job.paired && reinterpret_cast<std::uintptr_t>(operands.y) % (2 * sizeof(Value)) == 0;
+  if (reinterpret_cast<std::uintptr_t>(operands.w) % 16 != 0) job.raw_bytes = 0;
   const auto w = static_cast<const Value*>(operands.w), bias = static_cast<const Value*>(operands.bias);
   const auto y = static_cast<Value*>(operands.y);
 #define UPFOLD_RUN(type, kLast, kN8, kWarpgroups)                                                                \

@@ -79,44 +79,38 @@ struct ColumnsProducts {
     warpgroup_wait<0>();
   }
 
-  // The floats of a line's pixels in a column; a line of rows of the ring follows the one before it there.
-  static __device__ __forceinline__ std::int32_t line_at(const ColumnsJob& job, std::uint32_t line) {
-    if (job.row_lines == 0) return std::int32_t(remainder(job.ring, line * job.line_rows)) * job.pitch;
-    std::uint32_t row = line;
-    const std::uint32_t part = take(job.lines_of_row, row);
-    return std::int32_t(remainder(job.ring, row)) * job.pitch + std::int32_t(part) * Tile::kLine;
+  // The number in the ring of a line's first pixel.
+  static __device__ __forceinline__ std::int32_t pixel_of(const ColumnsJob& job, std::uint32_t line) {
+    std::uint32_t row = line * std::uint32_t(job.line_rows), part = 0;
+    if (job.row_lines > 0) row = line, part = take(job.lines_of_row, row);
+    return std::int32_t(take(job.ring, row)) * job.pitch + std::int32_t(part) * Tile::kLine;
   }
-  static __device__ __forceinline__ std::uint32_t remainder(const Divisor& by, std::uint32_t n) { return take(by, n); }
 
   // The sums of a step's lines, of which the first is number `first`, to the columns.
   static __device__ __forceinline__ void write(const ColumnsJob& job, const ColumnsWalk& walk, std::int32_t first, float* columns,
                                                const Sums& sums) {
     const std::int32_t lane = std::int32_t(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    const std::int32_t warp = std::int32_t(threadIdx.x / 32);
-    float* const own = columns + 2 * t * job.plane;
+    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0);
+    float* const own = columns + 2 * t * kColumnPitch;
     if constexpr (kRegisters) {
       if (first + warp >= walk.lines) return;
-      float* const at = own + line_at(job, std::uint32_t(first + warp)) + 4 * g;
+      float* const at = own + pixel_of(job, std::uint32_t(first + warp)) / kColumnPixels * Tile::kPixelsFloats + 4 * g;
 #pragma unroll
       for (int j = 0; j < Tile::kN8; ++j) {
-        if (8 * j >= job.columns) break;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          *reinterpret_cast<float4*>(at + (8 * j + e) * job.plane) = {sums[0][j][e], sums[0][j][e + 2], sums[1][j][e],
-                                                                      sums[1][j][e + 2]};
+          *reinterpret_cast<float4*>(at + (8 * j + e) * kColumnPitch) = {sums[0][j][e], sums[0][j][e + 2], sums[1][j][e],
+                                                                         sums[1][j][e + 2]};
       }
     } else {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        const std::int32_t pixel = (warp / 4 * 2 + m) * 64 + warp % 4 * 16, line = first + pixel / Tile::kLine;
+        const std::int32_t in_step = (warp / 4 * 2 + m) * 64 + warp % 4 * 16, line = first + in_step / Tile::kLine;
         if (line >= walk.lines) continue;
-        float* const at = own + line_at(job, std::uint32_t(line)) + pixel % Tile::kLine + g;
+        const std::int32_t pixel = pixel_of(job, std::uint32_t(line)) + in_step % Tile::kLine;
+        float* const at = own + pixel / kColumnPixels * Tile::kPixelsFloats + pixel % kColumnPixels + g;
 #pragma unroll
-        for (int j = 0; j < Tile::kN8; ++j) {
-          if (8 * j >= job.columns) break;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) at[(8 * j + i % 2) * job.plane + i / 2 * 8] = sums[m][j][i];
-        }
+        for (int i = 0; i < 4 * Tile::kN8; ++i) at[(i / 4 * 8 + i % 2) * kColumnPitch + i % 4 / 2 * 8] = sums[m][i / 4][i % 4];
       }
     }
   }

@@ -105,7 +105,7 @@ class ColumnsPlanner {
     job.activation = p_.activation, job.slope = p_.activation_slope;
     job.align = std::int32_t(last_ ? 1 : 16 / size_);
     job.inside = p_.y.c == 1 && p_.out_w > 1 && p_.y.w != 1;
-    job.two = p_.stride_w == 2 && p_.kernel_w <= 4;
+    job.four = p_.stride_h == 2 && p_.stride_w == 2 && p_.kernel_h == 4 && p_.kernel_w == 4;
     job.paired = p_.y.w == 1 && (p_.y.n | p_.y.c | p_.y.h) % 2 == 0;
     describe();
     return true;
@@ -168,7 +168,7 @@ class ColumnsPlanner {
     work.blocks = each * combinations, work.resident = std::min<std::int64_t>(blocks, ceil_div(work.blocks, multiprocessors_));
     work.walks = ceil_div(job.walks, each), work.steps = std::max<std::int64_t>(1, ceil_div(lines, lines_));
     work.products = job.chunks * 4;
-    const std::int64_t outputs = job.h.span * ceil_div(job.w.span, job.two ? 2 : 1) * job.channels;
+    const std::int64_t outputs = job.h.span * std::int64_t(job.w.span) / (job.four ? 4 : 1) * job.channels;
     work.turns = ceil_div(ceil_div(outputs, work.steps), std::int64_t(warpgroups_) * 128);
     work.copied = parts * all * combinations * job.chunks * 128 * (last_ ? line_ : chunk_);
     now_.cycles = cycles();
@@ -215,10 +215,12 @@ class ColumnsPlanner {
     std::int64_t ring = std::max<std::int64_t>(1, ring_rows(rows));
     if (flat_) ring = ceil_div(ring, job.line_rows) * job.line_rows;
     job.ring = make_divisor(ring);
-    const std::int64_t plane = ceil_div(ring * job.pitch, 8) * 8 + 4;  // floats: 4 modulo 8, so that eight columns meet no bank
-    if (plane > kMostColumnCount / 1024) return false;
-    job.plane = std::int32_t(plane);
-    const std::int64_t planes = ceil_div(job.columns, 8) * 8, fixed = job.weight_bytes + planes * plane * 4;
+    const std::int64_t pixels = ceil_div(ring * job.pitch, std::int64_t(kColumnPixels));
+    if (pixels > kMostColumnCount / 1024) return false;
+    const std::int64_t columns = pixels * 8 * n8_ * kColumnPitch * 4, fixed = job.weight_bytes + columns;
+    const std::int64_t taps = p_.kernel_h * p_.kernel_w, raw = job.ic * job.oc * taps * size_;
+    const bool dense = p_.w.w == 1 && p_.w.h == p_.kernel_w && p_.w.c == taps && p_.w.n == job.oc * taps;
+    job.raw_bytes = dense && raw % 16 == 0 && raw <= columns ? std::int32_t(raw) : 0;
     const std::int64_t each = blocks == 1 ? shared_.of_block : shared_.of_multiprocessor / blocks - (1 << 10);
     const std::int64_t left = each - fixed - kColumnAlignment - std::int64_t(sizeof(ColumnsBarriers));
     const std::int64_t stage = kStageUnit * warpgroups_;
