@@ -88,7 +88,7 @@ struct ColumnsPairs {
 
   // The pixels of a unit: number i of the width is the farthest one minus i, number a of the height the last one minus a.
   struct Inputs {
-    std::int32_t at[2][kInputs];
+    std::int32_t at[2][kInputs];  // bytes
     bool live[2][kInputs];
   };
   __device__ __forceinline__ Inputs inputs(std::int32_t unit, std::int32_t pair) const {
@@ -101,24 +101,54 @@ struct ColumnsPairs {
 #pragma unroll
       for (int i = 0; i < kInputs; ++i) {
         own.live[a][i] = is_row && std::uint32_t(last - i) < std::uint32_t(job.w.in);
-        own.at[a][i] = outputs.pixel_at(row + last - i);
+        own.at[a][i] = outputs.pixel_at(row + last - i) * 4;
       }
     }
     return own;
   }
 
-  // The sums of output row `r` of a unit, in one channel.
-  __device__ __forceinline__ void sum(const Inputs& own, std::int32_t channel_at, int r, float (&sums)[2]) const {
-    const float* const first = outputs.columns + channel_at;
+  // The sums of a unit's outputs in one channel: [row][of the pair].
+  __device__ __forceinline__ void sum(const Inputs& own, float (&sums)[2][2]) const {
+    const unsigned char* const first = reinterpret_cast<const unsigned char*>(outputs.columns);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      sums[e] = 0.0f;
+    for (int i = 0; i < 16; ++i) {  // kh = r + 2 * a; kw = phase + 2 * tap
+      const int r = i % 4 / 2, e = i % 2, a = i / 8, tap = i / 4 % 2;
+      const int phase = kOdd ? 1 - e : e, input = kOdd && e == 0 ? 1 + tap : tap;
+      const int column = ((r + 2 * a) * 4 + phase + 2 * tap) * kColumnPitch * 4;
+      if (own.live[a][input]) sums[r][e] += *reinterpret_cast<const float*>(first + own.at[a][input] + column);
+    }
+  }
+
+  __device__ __forceinline__ void store(Value* to, const float (&sums)[2], bool whole) const {
+    const Pair values{{Narrow<Value>::from(sums[0]), Narrow<Value>::from(sums[1])}};
+    if (job.paired && whole) {
+      *reinterpret_cast<Pair*>(to) = values;
+    } else {
+      to[0] = values.v[0];
+      if (whole) to[job.y_w] = values.v[1];
+    }
+  }
+
+  // Outputs of a unit and a pair whose first is at (oh, ow); of rows, those in [begin, end).
+  __device__ __forceinline__ void store_all(Inputs own, std::int32_t oh, std::int32_t ow, std::int32_t begin,
+                                            std::int32_t end) const {
+    const bool whole = ow + 1 < outputs.walk.end_ow, above = oh >= begin, below = oh + 1 < end;
+    Value* to = outputs.y + oh * job.y_h + ow * job.y_w;
+#pragma unroll 1
+    for (std::int32_t c = 0; c < outputs.channels; ++c, to += job.y_c) {
+      const float added = outputs.bias == nullptr ? 0.0f : widen(outputs.bias[c]);
+      float sums[2][2] = {};
+      sum(own, sums);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int a = k / 2, tap = k % 2;  // kw = phase + 2 * tap
-        const int phase = kOdd ? 1 - e : e, input = kOdd && e == 0 ? 1 + tap : tap;
-        if (own.live[a][input]) sums[e] += first[own.at[a][input] + ((r + 2 * a) * 4 + phase + 2 * tap) * kColumnPitch];
+      for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] += added;
+      if (job.activation != Activation::kNone) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = finish(job.activation, job.slope, sums[i / 2][i % 2]);
       }
+      if (above) store(to, sums[0], whole);
+      if (below) store(to + job.y_h, sums[1], whole);
+#pragma unroll
+      for (int i = 0; i < 2 * kInputs; ++i) own.at[i / kInputs][i % kInputs] += 16 * kColumnPitch * 4;
     }
   }
 
@@ -127,26 +157,7 @@ struct ColumnsPairs {
     const std::int32_t pairs = (walk.end_ow - walk.first_ow + 1) / 2, pad = job.h.pad;
     outputs.each(pairs, (begin + pad) / 2, (end + pad + 1) / 2, [&](std::int32_t pair, std::int32_t unit) {
       const std::int32_t ow = walk.first_ow + 2 * pair;
-      const bool whole = ow + 1 < walk.end_ow;
-      const Inputs own = inputs(unit, ow / 2);
-#pragma unroll 1
-      for (std::int32_t c = 0; c < outputs.channels; ++c) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const std::int32_t oh = 2 * unit - pad + r;
-          if (oh < begin || oh >= end) continue;
-          float sums[2];
-          sum(own, c * 16 * kColumnPitch, r, sums);
-          const Pair values{{outputs.finished(sums[0], c), outputs.finished(sums[1], c)}};
-          Value* const to = outputs.y + oh * job.y_h + ow * job.y_w + c * job.y_c;
-          if (job.paired && whole) {
-            *reinterpret_cast<Pair*>(to) = values;
-          } else {
-            to[0] = values.v[0];
-            if (whole) to[job.y_w] = values.v[1];
-          }
-        }
-      }
+      store_all(inputs(unit, ow / 2), 2 * unit - pad, ow, begin, end);
     });
   }
 };
