@@ -101,7 +101,12 @@ struct ColumnsBlock {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
       const std::int32_t ic = channel_of(place / Tile::kN, e);
-      values.v[e] = exists && ic < job.ic ? rounded(from[ic * step]) : Narrow<Value>::from(0.0f);
+      values.v[e] = from[(exists && ic < job.ic ? ic : 0) * step];  // begun before any is asked for
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const bool is_there = exists && channel_of(place / Tile::kN, e) < job.ic;
+      values.v[e] = is_there ? rounded(values.v[e]) : Narrow<Value>::from(0.0f);
     }
     weights()[place] = *reinterpret_cast<const uint4*>(&values);
   }
@@ -115,7 +120,8 @@ struct ColumnsBlock {
 #pragma unroll 2
       for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
         const std::int32_t column = i % Tile::kN;
-        put(i, column < channels * taps, own + column, job.oc * taps);
+        const bool exists = column < channels * taps;
+        put(i, exists, own + (exists ? column : 0), job.oc * taps);
       }
     } else {
       const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic + channel * job.w_oc;
@@ -123,7 +129,8 @@ struct ColumnsBlock {
       for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
         std::uint32_t rest = std::uint32_t(i % Tile::kN);
         const std::uint32_t kw = take(job.w.kernels, rest), kh = take(job.h.kernels, rest);
-        put(i, std::int32_t(rest) < channels, own + std::int32_t(rest) * job.w_oc + kh * job.w_h + kw * job.w_w, job.w_ic);
+        const bool exists = std::int32_t(rest) < channels;
+        put(i, exists, exists ? own + std::int32_t(rest) * job.w_oc + kh * job.w_h + kw * job.w_w : own, job.w_ic);
       }
     }
     publish_to_products();

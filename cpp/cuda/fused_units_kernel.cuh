@@ -10,7 +10,8 @@ template <typename Tile>
 struct UnitsBlock {
   using Value = typename Tile::Value;
   using Sums = float[Tile::kN8][4];
-  static constexpr int kVector = Tile::kVector;
+  static constexpr int kVector = Tile::kVector,
+                       kAtATime = 24 / kVector;  // vectors that a thread fills in at a time: of 21 channels
   struct alignas(16) Vector {
     Value v[kVector];
   };
@@ -26,12 +27,19 @@ struct UnitsBlock {
   static __device__ __forceinline__ __half rounded(__half v) { return v; }
   static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
 
-  // Channels from `channel` on of an address, `step` elements apart; zeros where there are none.
+  // A vector of channels from `channel` on, `step` elements apart, behind an address; zeros where there are none. All loads are
+  // begun before any is asked for, and stay inside the tensor.
   __device__ __forceinline__ Vector gather(const Value* from, std::int64_t step, std::int32_t channel, bool exists) const {
     Vector values;
 #pragma unroll
-    for (int e = 0; e < kVector; ++e)
-      values.v[e] = exists && channel + e < job.ic ? from[(channel + e) * step] : Narrow<Value>::from(0.0f);
+    for (int e = 0; e < kVector; ++e) {
+      const std::int32_t last = job.ic - 1, own = channel + e;
+      values.v[e] = from[(own < last ? own : last) * step];
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      if (!exists || channel + e >= job.ic) values.v[e] = Narrow<Value>::from(0.0f);
+    }
     return values;
   }
   static __device__ __forceinline__ void put(uint4& to, Vector values) {
@@ -50,8 +58,8 @@ struct UnitsBlock {
       const std::int32_t iw = job.first_w - job.before + std::int32_t(take(job.pitch, row));
       const std::int32_t ih = job.first_h - job.shifts_h + std::int32_t(row);
       const bool exists = std::uint32_t(ih) < std::uint32_t(job.in_h) && std::uint32_t(iw) < std::uint32_t(job.in_w);
-      const Value* const from = own + ih * job.x_h + iw * job.x_w;
-#pragma unroll 4
+      const Value* const from = exists ? own + ih * job.x_h + iw * job.x_w : own;
+#pragma unroll kAtATime
       for (std::int32_t v = 0; v < job.vectors; ++v)
         put(memory[v * job.filled + place], gather(from, job.x_c, v * kVector, exists));
     }
@@ -64,12 +72,12 @@ struct UnitsBlock {
     const std::int32_t column = std::int32_t(threadIdx.x) % Tile::kN;
     const UnitsPhase phase = units_phase(job, first_column + column);
     const bool exists = first_column + column < job.columns;
-    const Value* const from = own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w;
-#pragma unroll 4
+    const Value* const from = exists ? own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w : own;
+#pragma unroll kAtATime
     for (std::int32_t i = std::int32_t(threadIdx.x) / Tile::kN; i < 2 * job.products; i += kTurns) {
       const UnitsVector vector = job.vector[i];
       const Value* const tap = from + vector.shift_h * job.stride_h * job.w_h + vector.shift_w * job.stride_w * job.w_w;
-      put(weights()[i * Tile::kN + column], gather(tap, job.w_ic, vector.vector * kVector, exists && vector.vector >= 0));
+      put(weights()[i * Tile::kN + column], gather(tap, job.w_ic, vector.vector < 0 ? job.ic : vector.vector * kVector, exists));
     }
   }
 
@@ -103,45 +111,62 @@ struct UnitsBlock {
     for (int i = 0; i < 4 * Tile::kN8; ++i) pin(sums[i / 4][i % 4]);
   }
 
-  __device__ __forceinline__ Value finished(float sum, float bias) const {
-    return Narrow<Value>::from(finish(job.activation, job.slope, sum + bias));
-  }
-
-  // Outputs of a place whose first is at (oh, ow): all of them are there, or the phases of each column say so.
-  template <int kFirst>
-  __device__ __forceinline__ void store(const Sums& sums, Value* y, std::int32_t oh, std::int32_t ow) const {
-    const std::int32_t t = std::int32_t(threadIdx.x % 4);
-    const bool whole = oh >= 0 && ow >= 0 && oh + job.stride_h <= job.out_h && ow + job.stride_w <= job.out_w;
-#pragma unroll
-    for (int j = 0; j < Tile::kN8; ++j) {
-      const uint4 pair = *reinterpret_cast<const uint4*>(columns + 8 * j + 2 * t);
-      const std::int32_t at[2] = {std::int32_t(pair.x), std::int32_t(pair.z)};
-      struct alignas(2 * sizeof(Value)) {
-        Value v[2];
-      } values{{finished(sums[j][kFirst], __uint_as_float(pair.y)), finished(sums[j][kFirst + 1], __uint_as_float(pair.w))}};
-      if (whole && job.paired && at[1] >= 0) {
-        *reinterpret_cast<decltype(values)*>(y + at[0]) = values;
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (at[e] >= 0 && (whole || is_there(8 * j + 2 * t + e, oh, ow))) y[at[e]] = values.v[e];
-      }
-    }
-  }
-  __device__ __forceinline__ bool is_there(std::int32_t column, std::int32_t oh, std::int32_t ow) const {
-    const UnitsPhase phase = units_phase(job, first_column + column);
-    return std::uint32_t(oh + phase.h) < std::uint32_t(job.out_h) && std::uint32_t(ow + phase.w) < std::uint32_t(job.out_w);
-  }
-
-  template <int kFirst>
-  __device__ __forceinline__ void store_place(const Sums& sums, Value* y, std::int32_t place) const {
-    std::uint32_t row = std::uint32_t(place);
+  // A place of a lane's: where its outputs begin in y, and its first output; where it is no unit, outputs far outside.
+  struct Place {
+    Value* y;
+    std::int32_t oh, ow;
+    bool whole;
+  };
+  __device__ __forceinline__ Place place_of(Value* y, std::int32_t number) const {
+    std::uint32_t row = std::uint32_t(number);
     const std::int32_t in_row = std::int32_t(take(job.pitch, row)) - job.before;
-    if (place >= job.places || in_row < 0) return;
+    if (number >= job.places || in_row < 0) return {y, -(1 << 30), 0, false};
     const std::int32_t oh = (job.first_h + std::int32_t(row)) * job.stride_h - job.pad_h;
     const std::int32_t ow = (job.first_w + in_row) * job.stride_w - job.pad_w;
-    store<kFirst>(sums, y + oh * job.y_h + ow * job.y_w, oh, ow);
+    const bool whole = oh >= 0 && ow >= 0 && oh + job.stride_h <= job.out_h && ow + job.stride_w <= job.out_w;
+    return {y + oh * job.y_h + ow * job.y_w, oh, ow, whole};
+  }
+
+  // Two neighbouring columns of a place, which are there, or of which their phases say so.
+  __device__ __forceinline__ void store(const Place& place, std::int32_t column, std::int32_t at, std::int32_t next, float first,
+                                        float second) const {
+    struct alignas(2 * sizeof(Value)) {
+      Value v[2];
+    } values{{Narrow<Value>::from(first), Narrow<Value>::from(second)}};
+    if (place.whole && job.paired && next >= 0) {
+      *reinterpret_cast<decltype(values)*>(place.y + at) = values;
+      return;
+    }
+    if (at >= 0 && (place.whole || is_there(place, column))) place.y[at] = values.v[0];
+    if (next >= 0 && (place.whole || is_there(place, column + 1))) place.y[next] = values.v[1];
+  }
+  __device__ __forceinline__ bool is_there(const Place& place, std::int32_t column) const {
+    const UnitsPhase phase = units_phase(job, first_column + column);
+    return std::uint32_t(place.oh + phase.h) < std::uint32_t(job.out_h) &&
+           std::uint32_t(place.ow + phase.w) < std::uint32_t(job.out_w);
+  }
+
+  // A lane's columns, two of each eight, of two places.
+  __device__ __forceinline__ void store_all(Sums& sums, const Place& first, const Place& second) const {
+    const std::int32_t own = std::int32_t(threadIdx.x % 4) * 2;
+    if (job.activation != Activation::kNone) {
+#pragma unroll
+      for (int i = 0; i < 4 * Tile::kN8; ++i) {
+        float& sum = sums[i / 4][i % 4];
+        sum = finish(job.activation, job.slope, sum + columns[i / 4 * 8 + own + i % 2].bias);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Tile::kN8; ++j) {
+      const uint4 pair = *reinterpret_cast<const uint4*>(columns + 8 * j + own);
+      const std::int32_t at = std::int32_t(pair.x), next = std::int32_t(pair.z);
+      if (job.activation == Activation::kNone) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[j][i] += __uint_as_float(i % 2 == 0 ? pair.y : pair.w);
+      }
+      store(first, 8 * j + own, at, next, sums[j][0], sums[j][1]);
+      store(second, 8 * j + own, at, next, sums[j][2], sums[j][3]);
+    }
   }
 
   __device__ __forceinline__ void run(const Value* x, const Value* w, const Value* bias, Value* y) const {
@@ -156,8 +181,7 @@ struct UnitsBlock {
       Sums sums = {};
       multiply(sums, tile);
       const std::int32_t place = tile * 64 + warp % 4 * 16 + std::int32_t(threadIdx.x % 32 / 4);
-      store_place<0>(sums, own, place);
-      store_place<2>(sums, own, place + 8);
+      store_all(sums, place_of(own, place), place_of(own, place + 8));
     }
   }
 };

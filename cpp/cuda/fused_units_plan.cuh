@@ -119,7 +119,7 @@ class UnitsPlanner {
     const std::int64_t most = std::min<std::int64_t>(unit_blocks(int(n_)), shared_.of_multiprocessor / (shared + own));
     now_.shared_bytes = int(shared);
     now_.work = {blocks, std::max<std::int64_t>(1, std::min(most, ceil_div(blocks, multiprocessors_))), job.strip_tiles,
-                 ceil_div(std::int64_t(job.vectors) * job.filled + 2 * job.products * n_, std::int64_t(kUnitThreads)),
+                 ceil_div(job.filled, kUnitThreads) * job.vectors + ceil_div(2 * job.products * n_, std::int64_t(kUnitThreads)),
                  job.products};
     for (int i = 0; i < job.products; ++i) {
       const std::int32_t first = place_of(job.vector[2 * i]), second = place_of(job.vector[2 * i + 1]);
