@@ -61,7 +61,8 @@ struct ColumnsJob {
   Divisor lines_of_row, ring;            // the same, at least 1; rows of the ring
   std::int32_t line_rows, pitch;         // pixels of a row of the ring
   std::int32_t weight_bytes, raw_bytes;  // raw: of w as it lies, where it is copied so first; else 0
-  bool inside, four, paired;  // channels are innermost in y; kernel 4 and stride 2; and two outputs are one aligned word or two
+  // Kernel 4 and stride 2; two neighbouring outputs are one aligned word or two, or three of them two pixels of three channels.
+  bool four, paired, pixels;
   Activation activation;
   float slope;
   std::int64_t y_n, y_c, y_h, y_w, w_ic, w_oc, w_h, w_w;

@@ -143,8 +143,14 @@ struct ColumnsBlock {
     const ColumnsOutputs<Tile> outputs{
         job, own, columns(), bias == nullptr ? nullptr : bias + first, y + own.n * job.y_n + first * job.y_c, channels};
     if (!job.four) return outputs.run(begin, end);
-    if (job.w.pad % 2 != 0) return ColumnsPairs<Tile, true>{outputs, job}.run(begin, end);
-    ColumnsPairs<Tile, false>{outputs, job}.run(begin, end);
+    if (job.w.pad % 2 != 0) return sum_pairs<true>(outputs, begin, end);
+    sum_pairs<false>(outputs, begin, end);
+  }
+  template <bool kOdd>
+  static __device__ __forceinline__ void sum_pairs(const ColumnsOutputs<Tile>& outputs, std::int32_t begin, std::int32_t end) {
+    const ColumnsJob& job = outputs.job;
+    if (job.pixels && job.paired) return ColumnsPairs<Tile, kOdd, true>{outputs, job}.run(begin, end);
+    ColumnsPairs<Tile, kOdd, false>{outputs, job}.run(begin, end);
   }
 
   __device__ __forceinline__ void compute(const Value* bias, Value* y) const {

@@ -104,9 +104,9 @@ class ColumnsPlanner {
     job.w_ic = p_.w.n, job.w_oc = p_.w.c, job.w_h = p_.w.h, job.w_w = p_.w.w;
     job.activation = p_.activation, job.slope = p_.activation_slope;
     job.align = std::int32_t(last_ ? 1 : 16 / size_);
-    job.inside = p_.y.c == 1 && p_.out_w > 1 && p_.y.w != 1;
     job.four = p_.stride_h == 2 && p_.stride_w == 2 && p_.kernel_h == 4 && p_.kernel_w == 4;
-    job.paired = p_.y.w == 1 && (p_.y.n | p_.y.c | p_.y.h) % 2 == 0;
+    job.pixels = p_.y.c == 1 && p_.y.w == 3 && job.channels == 3;
+    job.paired = (job.pixels || (p_.y.w == 1 && p_.y.c % 2 == 0)) && (p_.y.n | p_.y.h) % 2 == 0;
     describe();
     return true;
   }

@@ -74,8 +74,9 @@ struct ColumnsOutputs {
 };
 
 // Kernel 4 and stride 2: a thread has the four outputs of a unit of the height and a pair of the width, whose columns lie at
-// known distances from six pixels, or from four where the padding of the width is even (kOdd: it is odd).
-template <typename Tile, bool kOdd>
+// known distances from six pixels, or from four where the padding of the width is even (kOdd: it is odd). kPixels: three channels
+// are neighbours in y.
+template <typename Tile, bool kOdd, bool kPixels>
 struct ColumnsPairs {
   using Value = typename Tile::Value;
   static constexpr int kInputs = kOdd ? 3 : 2;
@@ -121,7 +122,7 @@ struct ColumnsPairs {
 
   __device__ __forceinline__ void store(Value* to, const float (&sums)[2], bool whole) const {
     const Pair values{{Narrow<Value>::from(sums[0]), Narrow<Value>::from(sums[1])}};
-    if (job.paired && whole) {
+    if (!kPixels && job.paired && whole) {
       *reinterpret_cast<Pair*>(to) = values;
     } else {
       to[0] = values.v[0];
@@ -129,26 +130,46 @@ struct ColumnsPairs {
     }
   }
 
+  // The outputs of a unit and a pair in one channel, of which `own` then names the columns of the next one.
+  __device__ __forceinline__ void finish_channel(Inputs& own, std::int32_t c, float (&sums)[2][2]) const {
+    const float added = outputs.bias == nullptr ? 0.0f : widen(outputs.bias[c]);
+    sum(own, sums);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] += added;
+    if (job.activation != Activation::kNone) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = finish(job.activation, job.slope, sums[i / 2][i % 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kInputs; ++i) own.at[i / kInputs][i % kInputs] += 16 * kColumnPitch * 4;
+  }
+
   // Outputs of a unit and a pair whose first is at (oh, ow); of rows, those in [begin, end).
   __device__ __forceinline__ void store_all(Inputs own, std::int32_t oh, std::int32_t ow, std::int32_t begin,
                                             std::int32_t end) const {
     const bool whole = ow + 1 < outputs.walk.end_ow, above = oh >= begin, below = oh + 1 < end;
     Value* to = outputs.y + oh * job.y_h + ow * job.y_w;
+    if (kPixels && whole) return store_pixels(own, to, above, below);
 #pragma unroll 1
     for (std::int32_t c = 0; c < outputs.channels; ++c, to += job.y_c) {
-      const float added = outputs.bias == nullptr ? 0.0f : widen(outputs.bias[c]);
       float sums[2][2] = {};
-      sum(own, sums);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] += added;
-      if (job.activation != Activation::kNone) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = finish(job.activation, job.slope, sums[i / 2][i % 2]);
-      }
+      finish_channel(own, c, sums);
       if (above) store(to, sums[0], whole);
       if (below) store(to + job.y_h, sums[1], whole);
+    }
+  }
+
+  // Two neighbouring pixels of three channels are three pairs.
+  __device__ __forceinline__ void store_pixels(Inputs own, Value* to, bool above, bool below) const {
+    float sums[3][2][2] = {};
 #pragma unroll
-      for (int i = 0; i < 2 * kInputs; ++i) own.at[i / kInputs][i % kInputs] += 16 * kColumnPitch * 4;
+    for (int c = 0; c < 3; ++c) finish_channel(own, c, sums[c]);
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+      const int r = i / 3, first = i % 3 * 2, second = first + 1;  // numbers of values in two pixels
+      const Pair values{
+          {Narrow<Value>::from(sums[first % 3][r][first / 3]), Narrow<Value>::from(sums[second % 3][r][second / 3])}};
+      if (r == 0 ? above : below) *reinterpret_cast<Pair*>(to + r * job.y_h + first) = values;
     }
   }
 
