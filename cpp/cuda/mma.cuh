@@ -212,6 +212,12 @@ UPFOLD_DEVICE std::uint64_t long_row_descriptor(std::uint32_t at, std::uint32_t 
   return kSwizzle128 | matrix_descriptor(at, 1, group_pitch);
 }
 
+// The same of rows of 128 bytes that hold 64 rows of a `Turned` operand each, eight rows every 1024 bytes.
+UPFOLD_DEVICE std::uint64_t turned_descriptor(std::uint32_t at) {
+  constexpr std::uint64_t kSwizzle128 = std::uint64_t(1) << 62;
+  return kSwizzle128 | matrix_descriptor(at, 64, 64);
+}
+
 // Between ordinary accesses to the sums and the first product that adds to them.
 UPFOLD_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 UPFOLD_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -226,6 +232,10 @@ UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 // Keeps a register that a product reads from being another's up to here.
 UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
 
+// Of 16-bit values whose a lies as [reduction][64 rows], 128 bytes each, in order of `long_row_descriptor`.
+template <typename Value>
+struct Turned;
+
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
 // warp's 16 rows as above.
 template <typename Value, int kN8, int kStep, int kFirst>
@@ -234,8 +244,11 @@ struct WarpgroupCore;
 #define UPFOLD_SUMS_1(j)                                                                                \
   "+f"(s[(j) * kStep + kFirst][0]), "+f"(s[(j) * kStep + kFirst][1]), "+f"(s[(j) * kStep + kFirst][2]), \
       "+f"(s[(j) * kStep + kFirst][3])
-#define UPFOLD_SUMS_4(j) UPFOLD_SUMS_1(j), UPFOLD_SUMS_1(j + 1), UPFOLD_SUMS_1(j + 2), UPFOLD_SUMS_1(j + 3)
-#define UPFOLD_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define UPFOLD_SUMS_2(j) UPFOLD_SUMS_1(j), UPFOLD_SUMS_1(j + 1)
+#define UPFOLD_SUMS_4(j) UPFOLD_SUMS_2(j), UPFOLD_SUMS_2(j + 2)
+#define UPFOLD_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define UPFOLD_NAMES_16 UPFOLD_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define UPFOLD_NAMES_24 UPFOLD_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define UPFOLD_NAMES_32                                                                                       \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
   "%23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -262,6 +275,9 @@ struct WarpgroupCore;
     }                                                                                                                       \
   };
 #define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                             \
+  UPFOLD_WARPGROUP_CORE(Value, 2, "m64n16" depth "." types, UPFOLD_NAMES_8, "%8, %9", turns, UPFOLD_SUMS_2(0))         \
+  UPFOLD_WARPGROUP_CORE(Value, 6, "m64n48" depth "." types, UPFOLD_NAMES_24, "%24, %25", turns, UPFOLD_SUMS_4(0),      \
+                        UPFOLD_SUMS_2(4))                                                                              \
   UPFOLD_WARPGROUP_CORE(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "%16, %17", turns, UPFOLD_SUMS_4(0))      \
   UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0),      \
                         UPFOLD_SUMS_4(4))                                                                              \
@@ -273,6 +289,8 @@ struct WarpgroupCore;
 UPFOLD_WARPGROUP_CORES(__half, "k16", "f32.f16.f16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(float, "k8", "f32.tf32.tf32", "")
+UPFOLD_WARPGROUP_CORES(Turned<__half>, "k16", "f32.f16.f16", ", 1, 0")
+UPFOLD_WARPGROUP_CORES(Turned<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 1, 0")
 #undef UPFOLD_WARPGROUP_CORES
 #undef UPFOLD_WARPGROUP_CORE
 
@@ -281,7 +299,8 @@ template <typename Value, int kN8, int kFirst>
 struct WarpgroupRows;
 
 #define UPFOLD_ROWS(j) "+f"(s[kFirst + (j)][0]), "+f"(s[kFirst + (j)][1]), "+f"(s[kFirst + (j)][2]), "+f"(s[kFirst + (j)][3])
-#define UPFOLD_ROWS_4(j) UPFOLD_ROWS(j), UPFOLD_ROWS(j + 1), UPFOLD_ROWS(j + 2), UPFOLD_ROWS(j + 3)
+#define UPFOLD_ROWS_2(j) UPFOLD_ROWS(j), UPFOLD_ROWS(j + 1)
+#define UPFOLD_ROWS_4(j) UPFOLD_ROWS_2(j), UPFOLD_ROWS_2(j + 2)
 #define UPFOLD_ROWS_16(j) UPFOLD_ROWS_4(j), UPFOLD_ROWS_4(j + 4), UPFOLD_ROWS_4(j + 8), UPFOLD_ROWS_4(j + 12)
 #define UPFOLD_WARPGROUP_ROWS(Value, kN8_, shape_and_types, names, operands, turn, ...)                                     \
   template <int kFirst>                                                                                                     \
@@ -295,14 +314,17 @@ struct WarpgroupRows;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
     }                                                                                                                       \
   };
-#define UPFOLD_WARPGROUP_ROWS_OF(Value, depth, types, turn)                                                             \
-  UPFOLD_WARPGROUP_ROWS(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "{%16, %17, %18, %19}, %20", turn,         \
-                        UPFOLD_ROWS_4(0))                                                                               \
-  UPFOLD_WARPGROUP_ROWS(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "{%32, %33, %34, %35}, %36", turn,         \
-                        UPFOLD_ROWS_4(0), UPFOLD_ROWS_4(4))                                                             \
-  UPFOLD_WARPGROUP_ROWS(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "{%64, %65, %66, %67}, %68", turn,       \
-                        UPFOLD_ROWS_16(0))                                                                              \
-  UPFOLD_WARPGROUP_ROWS(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "{%128, %129, %130, %131}, %132", turn, \
+#define UPFOLD_WARPGROUP_ROWS_OF(Value, depth, types, turn)                                                                    \
+  UPFOLD_WARPGROUP_ROWS(Value, 2, "m64n16" depth "." types, UPFOLD_NAMES_8, "{%8, %9, %10, %11}, %12", turn, UPFOLD_ROWS_2(0)) \
+  UPFOLD_WARPGROUP_ROWS(Value, 6, "m64n48" depth "." types, UPFOLD_NAMES_24, "{%24, %25, %26, %27}, %28", turn,                \
+                        UPFOLD_ROWS_4(0), UPFOLD_ROWS_2(4))                                                                    \
+  UPFOLD_WARPGROUP_ROWS(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "{%16, %17, %18, %19}, %20", turn,                \
+                        UPFOLD_ROWS_4(0))                                                                                      \
+  UPFOLD_WARPGROUP_ROWS(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "{%32, %33, %34, %35}, %36", turn,                \
+                        UPFOLD_ROWS_4(0), UPFOLD_ROWS_4(4))                                                                    \
+  UPFOLD_WARPGROUP_ROWS(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "{%64, %65, %66, %67}, %68", turn,              \
+                        UPFOLD_ROWS_16(0))                                                                                     \
+  UPFOLD_WARPGROUP_ROWS(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "{%128, %129, %130, %131}, %132", turn,        \
                         UPFOLD_ROWS_16(0), UPFOLD_ROWS_16(16))
 UPFOLD_WARPGROUP_ROWS_OF(__half, "k16", "f32.f16.f16", ", 0")
 UPFOLD_WARPGROUP_ROWS_OF(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0")
@@ -341,11 +363,15 @@ UPFOLD_WARPGROUP_TURNED_OF(__nv_bfloat16, "f32.bf16.bf16")
 #undef UPFOLD_NAMES_96
 #undef UPFOLD_NAMES_64
 #undef UPFOLD_NAMES_32
+#undef UPFOLD_NAMES_24
 #undef UPFOLD_NAMES_16
+#undef UPFOLD_NAMES_8
 #undef UPFOLD_ROWS_16
 #undef UPFOLD_ROWS_4
+#undef UPFOLD_ROWS_2
 #undef UPFOLD_ROWS
 #undef UPFOLD_SUMS_4
+#undef UPFOLD_SUMS_2
 #undef UPFOLD_SUMS_1
 
 // Barriers in shared memory: a phase ends when `count` threads have arrived and the bytes that they expect are there. A wait for

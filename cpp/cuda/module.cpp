@@ -148,6 +148,22 @@ py::tuple fused_last_work(const FusedLastCall& call) {
   return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.source, work.partial);
 }
 
+using upfold::cuda::FusedColumnsCall;
+
+// (blocks, of a multiprocessor, walks of a block, steps of a walk, products and turns of a step, bytes that are copied)
+py::tuple fused_columns_work(const FusedColumnsCall& call) {
+  const upfold::cuda::FusedColumnsWork work = call.work();
+  return py::make_tuple(work.blocks, work.resident, work.walks, work.steps, work.products, work.turns, work.copied);
+}
+
+using upfold::cuda::FusedUnitsCall;
+
+// (blocks, of a multiprocessor, tiles of a block, vectors that a thread fills in, products of a tile)
+py::tuple fused_units_work(const FusedUnitsCall& call) {
+  const upfold::cuda::FusedUnitsWork work = call.work();
+  return py::make_tuple(work.blocks, work.resident, work.tiles, work.filled, work.products);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -301,6 +317,22 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("packing", &FusedLastCall::packing)
       .def("pack", &fused_pack<FusedLastCall>, py::arg("w"), py::arg("packed"), py::arg("stream"))
       .def("enqueue", &fused<FusedLastCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_columns_tiles", &upfold::cuda::fused_columns_tiles);
+  m.def("fused_columns_fits", &upfold::cuda::fused_columns_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  py::class_<FusedColumnsCall>(m, "FusedColumnsCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("work", &fused_columns_work)
+      .def("enqueue", &fused<FusedColumnsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_units_tiles", &upfold::cuda::fused_units_tiles);
+  m.def("fused_units_fits", &upfold::cuda::fused_units_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
+  py::class_<FusedUnitsCall>(m, "FusedUnitsCall", py::module_local())
+      .def(py::init<int, const Problem&, int>(), py::arg("device"), py::arg("problem"), py::arg("config"))
+      .def_property_readonly("work", &fused_units_work)
+      .def("enqueue", &fused<FusedUnitsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())

@@ -136,7 +136,7 @@ Problem random_problem(Random& random, bool small) {
     bool possible = true;
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - axes;
-      *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8, i == 2 ? 120 : 3}) : 1,
+      *in[i] = used ? pick(random, {1, 2, 5, i == 2 ? 37 : 8, i == 2 ? 120 : 3, i == 2 ? 16 : 4}) : 1,
       *kernel[i] = used ? pick(random, {1, 2, 3, 4, 6}) : 1;
       *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
       *pad[i] = used ? pick(random, {0, 0, 1, 2, 5}) : 0;
@@ -278,6 +278,24 @@ void run_fused_last(const Problem& p, bool has_bias, Random& random, Tally& tall
   }
 }
 
+void run_fused_columns(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_columns_tiles().size()); ++config) {
+    if (!fused_columns_fits(0, p, config, 16)) continue;
+    const FusedColumnsCall fused(0, p, config, 16);
+    compare("fused_columns", p, has_bias, random, 0, tally,
+            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
+  }
+}
+
+void run_fused_units(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_units_tiles().size()); ++config) {
+    if (!fused_units_fits(0, p, config)) continue;
+    const FusedUnitsCall fused(0, p, config);
+    compare("fused_units", p, has_bias, random, 0, tally,
+            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
+  }
+}
+
 void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally) {
   if (small) return;
   for (int config = 0; config < int(fused_weight_tiles().size()); ++config) {
@@ -334,6 +352,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     }
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
+    if (op == Operator::kConvTranspose && !small) run_fused_columns(p, has_bias, random, tally);
+    if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (!small) run_fused_weight_last(p, random, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;

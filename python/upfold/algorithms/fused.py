@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_input, fused_last, fused_weight
+from . import cuda, fused_columns, fused_input, fused_last, fused_units, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with products
@@ -162,7 +162,7 @@ class Fused:
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             weight: Enqueue = fused_weight.call(problem, config, cuda.index(device)).enqueue
             return weight
-        if config >= fused_last.FIRST:
+        if fused_last.FIRST <= config < fused_columns.FIRST:
             return fused_last.enqueue(_call(problem, config, cuda.index(device)), problem)
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         mirrored = fused_input.mirrored(problem, config)
@@ -173,7 +173,7 @@ class Fused:
         if device.type == "cpu":
             return _cpu_packing(problem)
         call = _call(problem, config, cuda.index(device))
-        if not call.packed_bytes:
+        if config >= fused_columns.FIRST or not call.packed_bytes:
             return "its tile reads the weight as it lies"
         layout, left = tuple(call.packing), call.workspace_bytes - call.packed_bytes
         return Packing(layout, call.packed_bytes, left, call.pack, call.enqueue)
@@ -184,6 +184,10 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_units.FIRST:
+        return fused_units.call(problem, config, device)
+    if config >= fused_columns.FIRST:
+        return fused_columns.call(problem, config, device)
     if config >= fused_last.FIRST:
         return fused_last.call(problem, config, device)
     if problem.operator is Operator.CONV:
@@ -240,7 +244,7 @@ def _cpu_workspace_bytes(problem: Problem) -> int:
 
 @lru_cache(maxsize=4096)
 def _workspace_bytes(problem: Problem, config: int, device: int) -> int:
-    needed: int = _call(problem, config, device).workspace_bytes
+    needed: int = 0 if config >= fused_columns.FIRST else _call(problem, config, device).workspace_bytes
     return needed
 
 
@@ -280,7 +284,8 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
         return own | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
-    return _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
+    own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
+    return own | fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
 
 
 @lru_cache(maxsize=4096)

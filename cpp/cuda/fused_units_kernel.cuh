@@ -1,0 +1,208 @@
+// The kernel of the fused method whose rows are units and whose columns are channels and phases.
+#pragma once
+
+#include "fused_units.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+template <typename Tile>
+struct UnitsBlock {
+  using Value = typename Tile::Value;
+  using Sums = float[Tile::kN8][4];
+  static constexpr int kVector = Tile::kVector,
+                       kAtATime = 24 / kVector;  // vectors that a thread fills in at a time: of 21 channels
+  struct alignas(16) Vector {
+    Value v[kVector];
+  };
+
+  const UnitsJob& job;
+  uint4* memory;
+  UnitsColumn* columns;  // kN of them, in shared memory
+  std::int32_t n, group, first_column, first_tile, end_tile;
+
+  __device__ __forceinline__ uint4* weights() const { return memory + job.vectors * job.filled; }
+
+  static __device__ __forceinline__ float rounded(float v) { return __uint_as_float(to_tf32(v)); }
+  static __device__ __forceinline__ __half rounded(__half v) { return v; }
+  static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
+
+  // A vector of channels from `channel` on, `step` elements apart, behind an address; zeros where there are none. All loads are
+  // begun before any is asked for, and stay inside the tensor.
+  __device__ __forceinline__ Vector gather(const Value* from, std::int64_t step, std::int32_t channel, bool exists) const {
+    Vector values;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const std::int32_t last = job.ic - 1, own = channel + e;
+      values.v[e] = from[(own < last ? own : last) * step];
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      if (!exists || channel + e >= job.ic) values.v[e] = Narrow<Value>::from(0.0f);
+    }
+    return values;
+  }
+  static __device__ __forceinline__ void put(uint4& to, Vector values) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) values.v[e] = rounded(values.v[e]);
+    to = *reinterpret_cast<const uint4*>(&values);
+  }
+
+  // Neighbouring threads have neighbouring places.
+  __device__ __forceinline__ void fill_inputs(const Value* x) const {
+    const Value* const own = x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c;
+    const std::int32_t first = first_tile * 64 - job.halo + job.shifts_h * std::int32_t(job.pitch.value);
+    const std::int32_t places = (end_tile - first_tile) * 64 + job.halo;
+    for (std::int32_t place = std::int32_t(threadIdx.x); place < places; place += kUnitThreads) {
+      std::uint32_t row = std::uint32_t(first + place);
+      const std::int32_t iw = job.first_w - job.before + std::int32_t(take(job.pitch, row));
+      const std::int32_t ih = job.first_h - job.shifts_h + std::int32_t(row);
+      const bool exists = std::uint32_t(ih) < std::uint32_t(job.in_h) && std::uint32_t(iw) < std::uint32_t(job.in_w);
+      const Value* const from = exists ? own + ih * job.x_h + iw * job.x_w : own;
+#pragma unroll kAtATime
+      for (std::int32_t v = 0; v < job.vectors; ++v)
+        put(memory[v * job.filled + place], gather(from, job.x_c, v * kVector, exists));
+    }
+  }
+
+  // Neighbouring threads have neighbouring columns.
+  __device__ __forceinline__ void fill_weights(const Value* w) const {
+    const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic;
+    constexpr std::int32_t kTurns = kUnitThreads / Tile::kN;
+    const std::int32_t column = std::int32_t(threadIdx.x) % Tile::kN;
+    const UnitsPhase phase = units_phase(job, first_column + column);
+    const bool exists = first_column + column < job.columns;
+    const Value* const from = exists ? own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w : own;
+#pragma unroll kAtATime
+    for (std::int32_t i = std::int32_t(threadIdx.x) / Tile::kN; i < 2 * job.products; i += kTurns) {
+      const UnitsVector vector = job.vector[i];
+      const Value* const tap = from + vector.shift_h * job.stride_h * job.w_h + vector.shift_w * job.stride_w * job.w_w;
+      put(weights()[i * Tile::kN + column], gather(tap, job.w_ic, vector.vector < 0 ? job.ic : vector.vector * kVector, exists));
+    }
+  }
+
+  __device__ __forceinline__ void fill_columns(const Value* bias) const {
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < Tile::kN; i += kUnitThreads) {
+      const std::int32_t column = first_column + i;
+      UnitsColumn own = {-1, 0.0f};
+      if (column < job.columns) {
+        const UnitsPhase phase = units_phase(job, column);
+        own.at = std::int32_t(phase.oc * job.y_c + phase.h * job.y_h + phase.w * job.y_w);
+        if (bias != nullptr) own.bias = widen(bias[group * job.oc + phase.oc]);
+      }
+      columns[i] = own;
+    }
+  }
+
+  __device__ __forceinline__ void multiply(Sums& sums, std::int32_t tile) const {
+    const std::uint32_t at = shared_address(memory) / 16 + std::uint32_t(tile - first_tile) * 64;
+    std::uint64_t b = matrix_descriptor(shared_address(weights()) / 16, std::uint32_t(Tile::kN), 8);
+    // Each product is a group of its own: a commit behind a loop would make each wait for the one before.
+#pragma unroll 1
+    for (std::int32_t i = 0; i < job.products; ++i, b += 2 * Tile::kN) {
+      const UnitsProduct product = job.product[i];
+      const std::uint64_t a = matrix_descriptor(at + product.first, product.pitch, 8);
+      warpgroup_begin();
+      WarpgroupCore<Value, Tile::kN8, 1, 0>::add(sums, a, b);
+      warpgroup_commit();
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kN8; ++i) pin(sums[i / 4][i % 4]);
+  }
+
+  // A place of a lane's: where its outputs begin in y, and its first output; where it is no unit, outputs far outside.
+  struct Place {
+    Value* y;
+    std::int32_t oh, ow;
+    bool whole;
+  };
+  __device__ __forceinline__ Place place_of(Value* y, std::int32_t number) const {
+    std::uint32_t row = std::uint32_t(number);
+    const std::int32_t in_row = std::int32_t(take(job.pitch, row)) - job.before;
+    if (number >= job.places || in_row < 0) return {y, -(1 << 30), 0, false};
+    const std::int32_t oh = (job.first_h + std::int32_t(row)) * job.stride_h - job.pad_h;
+    const std::int32_t ow = (job.first_w + in_row) * job.stride_w - job.pad_w;
+    const bool whole = oh >= 0 && ow >= 0 && oh + job.stride_h <= job.out_h && ow + job.stride_w <= job.out_w;
+    return {y + oh * job.y_h + ow * job.y_w, oh, ow, whole};
+  }
+
+  // Two neighbouring columns of a place, which are there, or of which their phases say so.
+  __device__ __forceinline__ void store(const Place& place, std::int32_t column, std::int32_t at, std::int32_t next, float first,
+                                        float second) const {
+    struct alignas(2 * sizeof(Value)) {
+      Value v[2];
+    } values{{Narrow<Value>::from(first), Narrow<Value>::from(second)}};
+    if (place.whole && job.paired && next >= 0) {
+      *reinterpret_cast<decltype(values)*>(place.y + at) = values;
+      return;
+    }
+    if (at >= 0 && (place.whole || is_there(place, column))) place.y[at] = values.v[0];
+    if (next >= 0 && (place.whole || is_there(place, column + 1))) place.y[next] = values.v[1];
+  }
+  __device__ __forceinline__ bool is_there(const Place& place, std::int32_t column) const {
+    const UnitsPhase phase = units_phase(job, first_column + column);
+    return std::uint32_t(place.oh + phase.h) < std::uint32_t(job.out_h) &&
+           std::uint32_t(place.ow + phase.w) < std::uint32_t(job.out_w);
+  }
+
+  // A lane's columns, two of each eight, of two places.
+  __device__ __forceinline__ void store_all(Sums& sums, const Place& first, const Place& second) const {
+    const std::int32_t own = std::int32_t(threadIdx.x % 4) * 2;
+    if (job.activation != Activation::kNone) {
+#pragma unroll
+      for (int i = 0; i < 4 * Tile::kN8; ++i) {
+        float& sum = sums[i / 4][i % 4];
+        sum = finish(job.activation, job.slope, sum + columns[i / 4 * 8 + own + i % 2].bias);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Tile::kN8; ++j) {
+      const uint4 pair = *reinterpret_cast<const uint4*>(columns + 8 * j + own);
+      const std::int32_t at = std::int32_t(pair.x), next = std::int32_t(pair.z);
+      if (job.activation == Activation::kNone) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[j][i] += __uint_as_float(i % 2 == 0 ? pair.y : pair.w);
+      }
+      store(first, 8 * j + own, at, next, sums[j][0], sums[j][1]);
+      store(second, 8 * j + own, at, next, sums[j][2], sums[j][3]);
+    }
+  }
+
+  __device__ __forceinline__ void run(const Value* x, const Value* w, const Value* bias, Value* y) const {
+    fill_inputs(x);
+    fill_weights(w);
+    fill_columns(bias);
+    publish_to_products();
+    __syncthreads();  // all is filled
+    Value* const own = y + n * job.y_n + std::int64_t(group) * job.oc * job.y_c;
+    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0);
+    for (std::int32_t tile = first_tile + warp / 4; tile < end_tile; tile += kUnitThreads / 128) {
+      Sums sums = {};
+      multiply(sums, tile);
+      const std::int32_t place = tile * 64 + warp % 4 * 16 + std::int32_t(threadIdx.x % 32 / 4);
+      store_all(sums, place_of(own, place), place_of(own, place + 8));
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
+template <typename Tile>
+__global__ void __launch_bounds__(kUnitThreads, Tile::kBlocks)
+    fused_units_kernel(const __grid_constant__ UnitsJob job, const typename Tile::Value* __restrict__ x,
+                       const typename Tile::Value* __restrict__ w, const typename Tile::Value* __restrict__ bias,
+                       typename Tile::Value* __restrict__ y) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ alignas(16) UnitsColumn columns[Tile::kN];
+  std::uint32_t rest = blockIdx.x;
+  const std::int32_t column_tile = std::int32_t(take(job.column_tiles, rest)), group = std::int32_t(take(job.groups, rest));
+  const std::int32_t first = std::int32_t(take(job.strips, rest)) * job.strip_tiles, end = first + job.strip_tiles;
+  const UnitsBlock<Tile> block{
+      job, memory, columns, std::int32_t(rest), group, column_tile * Tile::kN, first, end < job.tiles ? end : job.tiles};
+  block.run(x, w, bias, y);
+#endif
+}
+
+}  // namespace upfold::cuda

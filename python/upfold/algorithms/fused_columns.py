@@ -1,0 +1,62 @@
+"""The fused method whose columns stay in shared memory: layers of few output channels on a GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ..problem import DTYPE_BYTES, Operator, Problem
+from . import cuda
+
+# The number of its first tile among the configs of `fused`.
+FIRST = 220
+
+
+class _Rates(NamedTuple):
+    """What predicts the microseconds of a call."""
+
+    call: float
+    product: float  # cycles of 32 bytes of channels in a step
+    step: float  # cycles of a step, beside its products and turns
+    turn: float  # cycles of a turn of its stores
+    share: float  # of its time, what a block beside another takes longer
+    copied: float  # bytes of x that a multiprocessor gets in a cycle
+    memory: float  # microseconds of a megabyte of the operands, at the least
+    beside: float  # of the lesser of what a call computes and moves
+
+
+# Of float32 rounded to TF32, and of 16-bit values.
+_RATES = (
+    _Rates(5.0, 110, 350, 120, 0.2, 20.0, 0.25, 0.3),
+    _Rates(5.0, 110, 350, 120, 0.2, 20.0, 0.25, 0.3),
+)
+_CYCLES = 1755.0  # of a microsecond
+
+
+def call(problem: Problem, config: int, device: int) -> Any:
+    """Plan a call of one of these tiles."""
+    return cuda.module().FusedColumnsCall(device, problem.cuda, config - FIRST, problem.alignment)
+
+
+@lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits: the steps of a block, or the copies of x."""
+    if problem.operator is not Operator.CONV_TRANSPOSE or (problem.dtype is torch.float32 and not problem.allow_tf32):
+        return {}
+    module = cuda.module()
+    rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]
+    predicted = {}
+    for config, _ in enumerate(module.fused_columns_tiles()):
+        if not module.fused_columns_fits(device, problem.cuda, config, problem.alignment):
+            continue
+        if problem.batch == 0:
+            predicted[FIRST + config] = rates.call
+            continue
+        blocks, resident, walks, steps, products, turns, copied = call(problem, FIRST + config, device).work
+        alone = walks * steps * (products * rates.product + rates.step + turns * rates.turn)
+        alone *= (1.0 + rates.share * max(0, resident - 1)) / _CYCLES
+        moved = max(copied / blocks * resident / (rates.copied * _CYCLES), 1e-6 * problem.bytes * rates.memory)
+        predicted[FIRST + config] = rates.call + max(alone, moved) + rates.beside * min(alone, moved)
+    return predicted
