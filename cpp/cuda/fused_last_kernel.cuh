@@ -253,6 +253,7 @@ __global__ void __launch_bounds__(kLastStoring)
   const Store store{job, place, bias, y, staging};
   typename Store::Sums sums;
   store.begin(sums);
+  await_previous();  // which writes the sums
   for (std::int32_t split = 0; split < splits; ++split) {
 #pragma unroll
     for (int i = 0; i < Tile::kM * Tile::kPhases * kEights; ++i) {

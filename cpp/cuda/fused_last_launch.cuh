@@ -115,8 +115,8 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& jo
               static_cast<const unsigned char*>(operands.packed), bias, result, partial);
   if (job.splits.value == 1) return;
   const unsigned parts = Tile::kSub8 / LastStores<Value, Tile, kPlanes>::kEights;
-  launch_kernel("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, job.tiles / job.splits.value * parts,
-                kLastStoring, job, partial, bias, result);
+  const Grid all_parts{unsigned(job.tiles / job.splits.value * parts), kLastStoring, 0, true};
+  launch_grid("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, all_parts, job, partial, bias, result);
 }
 
 // One of the turned tiles, which are compiled by themselves.

@@ -50,6 +50,8 @@ _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
 _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
 # In 16 bits, of maps whose columns' rows are not aligned: 1.4 to 2.0 times as long on three layers.
 _GPU_GRADIENT_ODD_FACTOR = 1.75
+# Of an element of 16-bit columns of kernels so wide: 350 us more of the one such layer, which in TF32 takes 28.
+_GPU_GRADIENT_WIDE_KERNEL, _GPU_GRADIENT_WIDE_SECONDS = 64, 16e-12
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -176,6 +178,8 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
         product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
     seconds = launches + moved + max(product, moved)
     kernel, stride = problem.kernel_size[2], problem.stride[2]
+    if size == 2 and kernel >= _GPU_GRADIENT_WIDE_KERNEL:
+        seconds += columns * _GPU_GRADIENT_WIDE_SECONDS
     spans = kernel // stride
     if weight or problem.groups > 1 or problem.dilation[2] > 1 or spans < 2 or kernel % stride:
         return seconds
