@@ -73,7 +73,7 @@ UPFOLD_DEVICE void multiply_eight_rows(const WeightFloatRows& rows, WeightFloatS
   }
 }
 
-// The rows of the next products are read ahead of the products before, but for the first of a stage.
+// The rows of the next products are read ahead of the products before, those of the next stage too.
 template <typename Tile>
 UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastPlace& place, WeightLastBarriers& barriers,
                                      const unsigned char* memory, WeightFloatSums& sums) {
@@ -82,28 +82,35 @@ UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastP
   const std::uint32_t first[2] = {slot[0] % 65536 / 8, slot[1] % 65536 / 8}, apart = job.y_apart / 8;  // rows
   const WeightFloatLane lane;
   Ring ring(job.stages);
-  for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
+  const unsigned char *x = nullptr, *y = nullptr;
+  const auto enter = [&] {
     barrier_wait(shared_address(&barriers.full[ring.at]), ring.parity);
     const unsigned char* const stage = memory + ring.at * std::uint32_t(job.stage_bytes);
-    const unsigned char* x = stage + group * 2 * job.x_pitch;
-    const unsigned char* const y = stage + job.y_at;
-    const auto read = [&](std::uint32_t row, WeightFloatRows& rows) {
-      const std::uint32_t y_row[2] = {first[0] + row, first[1] + row};
-      read_eight_rows(lane, x, job.x_pitch, y, y_row, rows);
-      x += 8 * 128;
-    };
-    WeightFloatRows even, odd;
-    read(job.y_step[0] / 8u, even);
+    x = stage + group * 2 * job.x_pitch, y = stage + job.y_at;
+  };
+  const auto read = [&](std::uint32_t row, WeightFloatRows& rows) {
+    const std::uint32_t y_row[2] = {first[0] + row, first[1] + row};
+    read_eight_rows(lane, x, job.x_pitch, y, y_row, rows);
+    x += 8 * 128;
+  };
+  std::uint32_t tile = place.begin;
+  if (tile >= place.end) return;
+  WeightFloatRows even, odd;
+  enter();
+  read(job.y_step[0] / 8u, even);
+  std::int32_t step = 0;
 #pragma unroll 1
-    for (std::int32_t step = 0; step < job.steps; ++step) {
-      read(job.y_step[step] / 8u + apart, odd);
-      multiply_eight_rows(even, sums);
-      const bool last = step + 1 == job.steps;
-      if (!last) read(job.y_step[step + 1] / 8u, even);
-      multiply_eight_rows(odd, sums);
+  while (tile < place.end) {
+    read(job.y_step[step] / 8u + apart, odd);
+    multiply_eight_rows(even, sums);
+    if (++step == job.steps) {
+      __syncwarp();  // all lanes have read the stage
+      if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barriers.empty[ring.at]));
+      ring.next(), step = 0, ++tile;
+      if (tile < place.end) enter();
     }
-    __syncwarp();  // all lanes have read the stage
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barriers.empty[ring.at]));
+    if (tile < place.end) read(job.y_step[step] / 8u, even);
+    multiply_eight_rows(odd, sums);
   }
 }
 
