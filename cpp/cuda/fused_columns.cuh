@@ -41,8 +41,8 @@ struct ColumnsTile {
   static constexpr int kLine = !kLast && kSize == 2 ? 64 : 32, kLines = kWorkers / kLine;  // pixels; lines of a step
   static constexpr int kRow = 128, kChunk = kRow / kSize;                                  // bytes of a row, its channels
   static constexpr int kLineBytes = kRow * (kLast ? kLine : kChunk), kStageBytes = kLines * kLineBytes;
-  static constexpr int kProducts = 4;                                                // of 32 bytes of channels, in a chunk
-  static constexpr int kWeightBytes = kRow * kN, kPixelsFloats = kN * kColumnPitch;  // of a chunk; of 32 pixels
+  static constexpr int kProducts = 4;             // of 32 bytes of channels, in a chunk
+  static constexpr int kWeightBytes = kRow * kN;  // of a chunk
 };
 
 struct ColumnsAxis {
@@ -56,6 +56,7 @@ struct ColumnsJob {
   std::uint32_t walks;                  // of a combination
   std::int32_t ic, oc, channels;        // of a group; output channels of a tile
   std::int32_t columns, chunks, stages;
+  std::int32_t pixels_floats;            // of the columns of 32 pixels, in whole eights
   std::int32_t align;                    // pixels: a line begins at such a multiple
   std::int32_t row_lines;                // lines of a row, or 0 where a line holds line_rows of them
   Divisor lines_of_row, ring;            // the same, at least 1; rows of the ring

@@ -80,6 +80,7 @@ class ColumnsPlanner {
       if (8 * n8 >= channels * taps) break;
     }
     ColumnsJob& job = now_.job;
+    job.pixels_floats = std::int32_t(ceil_div(channels * taps, std::int64_t(8)) * 8 * kColumnPitch);
     job.channels = std::int32_t(channels), job.columns = std::int32_t(channels * taps);
     job.channel_tiles = make_divisor(tiles), job.combinations = make_divisor(tiles * p_.groups);
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(all);
@@ -217,7 +218,7 @@ class ColumnsPlanner {
     job.ring = make_divisor(ring);
     const std::int64_t pixels = ceil_div(ring * job.pitch, std::int64_t(kColumnPixels));
     if (pixels > kMostColumnCount / 1024) return false;
-    const std::int64_t columns = pixels * 8 * n8_ * kColumnPitch * 4, fixed = job.weight_bytes + columns;
+    const std::int64_t columns = pixels * job.pixels_floats * 4, fixed = job.weight_bytes + columns;
     const std::int64_t taps = p_.kernel_h * p_.kernel_w, raw = job.ic * job.oc * taps * size_;
     const bool dense = p_.w.w == 1 && p_.w.h == p_.kernel_w && p_.w.c == taps && p_.w.n == job.oc * taps;
     job.raw_bytes = dense && raw % 16 == 0 && raw <= columns ? std::int32_t(raw) : 0;

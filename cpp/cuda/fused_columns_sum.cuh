@@ -23,8 +23,8 @@ struct ColumnsOutputs {
     std::uint32_t slot = std::uint32_t(ih - walk.first_ih);
     return std::int32_t(take(job.ring, slot)) * job.pitch - walk.first_iw;
   }
-  static __device__ __forceinline__ std::int32_t pixel_at(std::int32_t pixel) {
-    return pixel / kColumnPixels * Tile::kPixelsFloats + pixel % kColumnPixels;
+  __device__ __forceinline__ std::int32_t pixel_at(std::int32_t pixel) const {
+    return pixel / kColumnPixels * job.pixels_floats + pixel % kColumnPixels;
   }
   __device__ __forceinline__ Value finished(float sum, std::int32_t c) const {
     const float added = bias == nullptr ? 0.0f : widen(bias[c]);
