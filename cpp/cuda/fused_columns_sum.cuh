@@ -31,11 +31,12 @@ struct ColumnsOutputs {
     return Narrow<Value>::from(finish(job.activation, job.slope, sum + added));
   }
 
-  // Visits the numbers first + i and begin + j of `units` by `rows`, by all workers: neighbouring threads have neighbouring i.
+  // Visits the numbers first + i and begin + j of `units` by `rows`, by all threads that sum: neighbouring ones have neighbouring
+  // i.
   template <typename Visit>
   static __device__ __forceinline__ void each(std::int32_t units, std::int32_t begin, std::int32_t end, const Visit& visit) {
     std::int32_t row = begin;
-    for (std::int32_t unit = std::int32_t(threadIdx.x);; unit += Tile::kWorkers) {
+    for (std::int32_t unit = std::int32_t(threadIdx.x) - Tile::kWorkers;; unit += Tile::kWorkers) {
       for (; unit >= units; unit -= units) ++row;
       if (row >= end) return;
       visit(unit, row);
