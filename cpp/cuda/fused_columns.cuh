@@ -5,12 +5,12 @@
 // channels of x. So each value of x is copied once, takes part in one row of a product, and no product multiplies anything but
 // a tap and its input: NaN and infinity stay where taps carry them. A block *walks* down some rows of an image, by *steps* of
 // some *lines* of pixels; after each step the outputs whose last input row is there are summed from the columns, which lie in a
-// ring of input rows, and stored.
+// ring of input rows, and stored, by warps of their own, while the next step is multiplied.
 //   x        [stages][line][channel][pixel], 128 bytes a row, or [line][pixel][channel], 128 bytes a row; swizzled boxes
 //   weight   [chunk][vector of 16 bytes of channels][column][16 bytes], laid out by each block from w as it lies
 //   columns  [32 pixels of the ring][column][pixel], float32, in rows of kColumnPitch
 // A line is 128 bytes of a row of pixels, or, where they lie as one run (`flat`), of some rows; where channels are innermost 32
-// pixels. One warp begins the copies, the others multiply and store.
+// pixels. One warp begins the copies.
 #pragma once
 
 #include "activation.cuh"
@@ -24,11 +24,8 @@ constexpr int kMostColumnStages = 8;
 constexpr int kColumnAlignment = 1024;                // bytes: rows of 128 bytes change their vectors' places in groups of eight
 constexpr int kColumnPixels = 32, kColumnPitch = 36;  // floats: 4 modulo 8, so that eight columns meet in no bank
 
-// Blocks of a multiprocessor that registers allow: each of its four parts has 512 for a lane, and the copying warp takes its own.
-constexpr int columns_blocks(int size, bool last, int n8, int warpgroups) {
-  if (warpgroups == 2) return size == 2 && n8 <= 6 ? 2 : 1;
-  return n8 <= 8 ? 3 : size == 4 && !last ? 1 : 2;
-}
+// Blocks of a multiprocessor that registers allow: each of its four parts has 512 for a lane.
+constexpr int columns_blocks(int n8, int warpgroups) { return n8 <= 6 && warpgroups == 1 ? 2 : 1; }
 
 // kLast: channels are innermost in x.
 template <typename Value_, bool kLast_, int kN8_, int kWarpgroups_>
@@ -36,13 +33,13 @@ struct ColumnsTile {
   using Value = Value_;
   static constexpr bool kLast = kLast_;
   static constexpr int kSize = int(sizeof(Value)), kN8 = kN8_, kN = 8 * kN8, kWarpgroups = kWarpgroups_;
-  static constexpr int kWorkers = 128 * kWarpgroups, kThreads = kWorkers + 32;
-  static constexpr int kBlocks = columns_blocks(kSize, kLast, kN8, kWarpgroups);
+  static constexpr int kWorkers = 128 * kWarpgroups, kThreads = 2 * kWorkers + 32;  // to multiply, as many to sum
+  static constexpr int kBlocks = columns_blocks(kN8, kWarpgroups);
   static constexpr int kLine = !kLast && kSize == 2 ? 64 : 32, kLines = kWorkers / kLine;  // pixels; lines of a step
   static constexpr int kRow = 128, kChunk = kRow / kSize;                                  // bytes of a row, its channels
   static constexpr int kLineBytes = kRow * (kLast ? kLine : kChunk), kStageBytes = kLines * kLineBytes;
-  static constexpr int kProducts = 4;                                                // of 32 bytes of channels, in a chunk
-  static constexpr int kWeightBytes = kRow * kN, kPixelsFloats = kN * kColumnPitch;  // of a chunk; of 32 pixels
+  static constexpr int kProducts = 4;             // of 32 bytes of channels, in a chunk
+  static constexpr int kWeightBytes = kRow * kN;  // of a chunk
 };
 
 struct ColumnsAxis {
@@ -56,6 +53,7 @@ struct ColumnsJob {
   std::uint32_t walks;                  // of a combination
   std::int32_t ic, oc, channels;        // of a group; output channels of a tile
   std::int32_t columns, chunks, stages;
+  std::int32_t pixels_floats;            // of the columns of 32 pixels, in whole eights
   std::int32_t align;                    // pixels: a line begins at such a multiple
   std::int32_t row_lines;                // lines of a row, or 0 where a line holds line_rows of them
   Divisor lines_of_row, ring;            // the same, at least 1; rows of the ring
@@ -112,6 +110,7 @@ UPFOLD_INLINE std::int32_t outputs_of_rows(const ColumnsJob& job, const ColumnsW
 
 struct ColumnsBarriers {
   std::uint64_t full[kMostColumnStages], empty[kMostColumnStages], weight;
+  std::uint64_t written[2], summed[2];  // of every second step
 };
 
 }  // namespace upfold::cuda

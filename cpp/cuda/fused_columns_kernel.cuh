@@ -38,6 +38,8 @@ struct ColumnsBlock {
     if (threadIdx.x == 0) {
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kWorkers / 32);
+      for (int i = 0; i < 2; ++i) barrier_make(address(barriers.written[i]), Tile::kWorkers / 32);
+      for (int i = 0; i < 2; ++i) barrier_make(address(barriers.summed[i]), Tile::kWorkers / 32);
       barrier_make(address(barriers.weight), 1);
       barriers_made();
     }
@@ -111,14 +113,15 @@ struct ColumnsBlock {
     weights()[place] = *reinterpret_cast<const uint4*>(&values);
   }
 
-  // Workers: neighbouring threads have neighbouring columns, which lie together in w, and in what is copied of it first.
+  // All but the copying warp: neighbouring threads have neighbouring columns, which lie together in w, and in what is copied of
+  // it first.
   __device__ __forceinline__ void lay_out(const Value* w) const {
     const std::int32_t count = job.chunks * 8 * Tile::kN, taps = job.h.kernel * job.w.kernel;
     if (job.raw_bytes > 0) {
       barrier_wait(address(barriers.weight), 0);
       const Value* const own = reinterpret_cast<const Value*>(columns()) + channel * taps;
 #pragma unroll 2
-      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
+      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += 2 * Tile::kWorkers) {
         const std::int32_t column = i % Tile::kN;
         const bool exists = column < channels * taps;
         put(i, exists, own + (exists ? column : 0), job.oc * taps);
@@ -126,7 +129,7 @@ struct ColumnsBlock {
     } else {
       const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic + channel * job.w_oc;
 #pragma unroll 2
-      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += Tile::kWorkers) {
+      for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += 2 * Tile::kWorkers) {
         std::uint32_t rest = std::uint32_t(i % Tile::kN);
         const std::uint32_t kw = take(job.w.kernels, rest), kh = take(job.h.kernels, rest);
         const bool exists = std::int32_t(rest) < channels;
@@ -134,7 +137,7 @@ struct ColumnsBlock {
       }
     }
     publish_to_products();
-    meet<1, Tile::kWorkers>();  // the weights are there
+    meet<1, 2 * Tile::kWorkers>();  // the weights are there, and nobody reads what was copied of w
   }
 
   __device__ __forceinline__ void sum(const ColumnsWalk& own, std::int32_t begin, std::int32_t end, const Value* bias,
@@ -153,12 +156,17 @@ struct ColumnsBlock {
     ColumnsPairs<Tile, kOdd, false>{outputs, job}.run(begin, end);
   }
 
-  __device__ __forceinline__ void compute(const Value* bias, Value* y) const {
-    Ring ring(job.stages);
+  static __device__ __forceinline__ void arrive_warp(const std::uint64_t& barrier) {
+    __syncwarp();  // what all lanes did is done
+    if (threadIdx.x % 32 == 0) barrier_arrive(address(barrier));
+  }
+
+  // Workers: the columns of all steps in order. The ring has room for two steps beside what outputs still want.
+  __device__ __forceinline__ void multiply() const {
+    Ring ring(job.stages), turn(2);
     for (std::uint32_t number = first_walk; number < job.walks; number += next_walk) {
       const ColumnsWalk own = walk(number);
-      std::int32_t begin = own.first_oh;
-      for (std::int32_t first = 0; first < steps(own) * Tile::kLines; first += Tile::kLines) {
+      for (std::int32_t first = 0; first < steps(own) * Tile::kLines; first += Tile::kLines, turn.next()) {
         typename Products::Sums sums = {};
         for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk, ring.next()) {
           barrier_wait(address(barriers.full[ring.at]), ring.parity);
@@ -167,11 +175,26 @@ struct ColumnsBlock {
         }
 #pragma unroll
         for (int i = 0; i < 8 * Tile::kN8; ++i) pin(sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4]);
-        meet<1, Tile::kWorkers>();  // the columns of the step before are summed
+        barrier_wait(address(barriers.summed[turn.at]), turn.parity ^ 1);
+        // A walk begins the ring anew: the last step of the walk before must be summed too.
+        if (first == 0 && number != first_walk) barrier_wait(address(barriers.summed[turn.at ^ 1]), turn.parity ^ turn.at ^ 1);
         Products::write(job, own, first, columns(), sums);
-        meet<1, Tile::kWorkers>();  // the columns are there
+        arrive_warp(barriers.written[turn.at]);
+      }
+    }
+  }
+
+  // The other workers: the outputs of all steps in order.
+  __device__ __forceinline__ void sum_steps(const Value* bias, Value* y) const {
+    Ring turn(2);
+    for (std::uint32_t number = first_walk; number < job.walks; number += next_walk) {
+      const ColumnsWalk own = walk(number);
+      std::int32_t begin = own.first_oh;
+      for (std::int32_t first = 0; first < steps(own) * Tile::kLines; first += Tile::kLines, turn.next()) {
         const std::int32_t end = outputs_of_rows(job, own, rows_of_lines(job, own, first + Tile::kLines));
+        barrier_wait(address(barriers.written[turn.at]), turn.parity);
         if (end > begin) sum(own, begin, end, bias, y), begin = end;
+        arrive_warp(barriers.summed[turn.at]);
       }
     }
   }
@@ -194,12 +217,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const ColumnsBlock<Tile> block{job,     barriers, first, std::int32_t(group),
                                  channel, channels, walk,  gridDim.x / job.combinations.value};
   block.make_barriers();
-  if (threadIdx.x >= Tile::kWorkers) {
-    if (threadIdx.x == Tile::kWorkers) block.copy(x, w);
-  } else {
-    block.lay_out(w);
-    block.compute(bias, y);
+  if (threadIdx.x >= 2 * Tile::kWorkers) {
+    if (threadIdx.x == 2 * Tile::kWorkers) block.copy(x, w);
+    return;
   }
+  block.lay_out(w);
+  if (threadIdx.x < Tile::kWorkers) return block.multiply();
+  block.sum_steps(bias, y);
 #endif
 }
 

@@ -11,7 +11,7 @@ namespace upfold::cuda {
   DO(Value, kLast, 4, 1)                       \
   DO(Value, kLast, 6, 1)                       \
   DO(Value, kLast, 8, 1)                       \
-  DO(Value, kLast, 16, 1) DO(Value, kLast, 2, 2) DO(Value, kLast, 4, 2) DO(Value, kLast, 6, 2) DO(Value, kLast, 8, 2)
+  DO(Value, kLast, 16, 1) DO(Value, kLast, 2, 2) DO(Value, kLast, 4, 2) DO(Value, kLast, 6, 2)
 #define UPFOLD_COLUMNS_TILES(DO, Value) UPFOLD_COLUMNS_SIZES(DO, Value, false) UPFOLD_COLUMNS_SIZES(DO, Value, true)
 
 #define UPFOLD_INSTANTIATE_COLUMNS_KERNEL(Value, ...)                             \

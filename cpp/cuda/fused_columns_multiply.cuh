@@ -19,7 +19,7 @@ struct ColumnsProducts {
   using Sums = float[2][Tile::kN8][4];
   static constexpr bool kRegisters = Tile::kSize == 4 && !Tile::kLast, kTurned = Tile::kSize == 2 && !Tile::kLast;
 
-  static constexpr int kAtATime = Tile::kProducts;
+  static constexpr int kAtATime = 2;
 
   static __device__ __forceinline__ std::uint64_t weights(std::uint32_t at) {
     return matrix_descriptor(at / 16, std::uint32_t(Tile::kN), 8);
@@ -94,9 +94,10 @@ struct ColumnsProducts {
     float* const own = columns + 2 * t * kColumnPitch;
     if constexpr (kRegisters) {
       if (first + warp >= walk.lines) return;
-      float* const at = own + pixel_of(job, std::uint32_t(first + warp)) / kColumnPixels * Tile::kPixelsFloats + 4 * g;
+      float* const at = own + pixel_of(job, std::uint32_t(first + warp)) / kColumnPixels * job.pixels_floats + 4 * g;
 #pragma unroll
       for (int j = 0; j < Tile::kN8; ++j) {
+        if (8 * j >= job.columns) break;
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           *reinterpret_cast<float4*>(at + (8 * j + e) * kColumnPitch) = {sums[0][j][e], sums[0][j][e + 2], sums[1][j][e],
@@ -108,9 +109,13 @@ struct ColumnsProducts {
         const std::int32_t in_step = (warp / 4 * 2 + m) * 64 + warp % 4 * 16, line = first + in_step / Tile::kLine;
         if (line >= walk.lines) continue;
         const std::int32_t pixel = pixel_of(job, std::uint32_t(line)) + in_step % Tile::kLine;
-        float* const at = own + pixel / kColumnPixels * Tile::kPixelsFloats + pixel % kColumnPixels + g;
+        float* const at = own + pixel / kColumnPixels * job.pixels_floats + pixel % kColumnPixels + g;
 #pragma unroll
-        for (int i = 0; i < 4 * Tile::kN8; ++i) at[(i / 4 * 8 + i % 2) * kColumnPitch + i % 4 / 2 * 8] = sums[m][i / 4][i % 4];
+        for (int j = 0; j < Tile::kN8; ++j) {
+          if (8 * j >= job.columns) break;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) at[(8 * j + i % 2) * kColumnPitch + i / 2 * 8] = sums[m][j][i];
+        }
       }
     }
   }

@@ -25,7 +25,7 @@ class ColumnsPlanner {
   ColumnsPlan plan() {
     if (!aligned_ || !choose_layout() || !choose_columns() || !axes()) return {};
     for (std::int64_t parts = 1; parts <= 16; ++parts) {
-      for (int blocks = columns_blocks(int(size_), last_, n8_, warpgroups_); blocks >= 1; --blocks) try_cut(parts, blocks);
+      for (int blocks = columns_blocks(n8_, warpgroups_); blocks >= 1; --blocks) try_cut(parts, blocks);
     }
     return best_;
   }
@@ -74,12 +74,13 @@ class ColumnsPlanner {
     const std::int64_t taps = p_.kernel_h * p_.kernel_w, all = out_channels_per_group(p_);
     if (taps > kMostColumns) return false;
     const std::int64_t tiles = ceil_div(all, kMostColumns / taps), channels = ceil_div(all, tiles);
-    if (tiles > kMostColumnTiles || (warpgroups_ == 2 && channels * taps > 64)) return false;
+    if (tiles > kMostColumnTiles || (warpgroups_ == 2 && channels * taps > 48)) return false;
     for (const int n8 : kColumnGroups) {
       n8_ = n8;
       if (8 * n8 >= channels * taps) break;
     }
     ColumnsJob& job = now_.job;
+    job.pixels_floats = std::int32_t(ceil_div(channels * taps, std::int64_t(8)) * 8 * kColumnPitch);
     job.channels = std::int32_t(channels), job.columns = std::int32_t(channels * taps);
     job.channel_tiles = make_divisor(tiles), job.combinations = make_divisor(tiles * p_.groups);
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(all);
@@ -178,7 +179,7 @@ class ColumnsPlanner {
 
   double cycles() const {
     const FusedColumnsWork& work = now_.work;
-    const double step = double(now_.job.chunks) * kColumnChunk + kColumnStep + double(work.turns) * kColumnTurn;
+    const double step = std::max(double(now_.job.chunks) * kColumnChunk, double(work.turns) * kColumnTurn) + kColumnStep;
     const double alone = double(work.walks * work.steps) * step * (1 + kColumnShare * double(work.resident - 1));
     const double memory = double(work.copied) / double(work.blocks) * double(work.resident) / kColumnBytes;
     return kColumnStart + std::max(alone, memory) + 0.3 * std::min(alone, memory);
@@ -201,13 +202,14 @@ class ColumnsPlanner {
     job.row_lines = std::int32_t(lines), job.lines_of_row = make_divisor(lines), job.pitch = std::int32_t(lines * line_);
   }
 
-  // Rows that outputs still want, and those of a step beside them.
+  // Rows that outputs still want, and those of two steps beside them.
   std::int64_t ring_rows(std::int64_t rows) const {
     const ColumnsJob& job = now_.job;
-    const std::int64_t keep = (p_.kernel_h - 1) / p_.stride_h;
-    if (flat_) return std::min(keep + lines_ * job.line_rows, ceil_div(rows, job.line_rows) * job.line_rows);
-    const bool whole = lines_ % job.row_lines == 0 || job.row_lines % lines_ == 0;
-    return std::min(rows, keep + lines_ / job.row_lines + (!whole ? 2 : lines_ < job.row_lines ? 1 : 0));
+    const std::int64_t keep = (p_.kernel_h - 1) / p_.stride_h, lines = 2 * lines_;
+    if (flat_) return std::min(keep + lines * job.line_rows, ceil_div(rows, job.line_rows) * job.line_rows);
+    const bool whole = lines_ % job.row_lines == 0;
+    const std::int64_t own = job.row_lines % lines_ == 0 ? 2 : ceil_div(lines, job.row_lines) + (whole ? 0 : 1);
+    return std::min(rows, keep + own);
   }
 
   bool fit_shared(int blocks, std::int64_t rows) {
@@ -217,7 +219,7 @@ class ColumnsPlanner {
     job.ring = make_divisor(ring);
     const std::int64_t pixels = ceil_div(ring * job.pitch, std::int64_t(kColumnPixels));
     if (pixels > kMostColumnCount / 1024) return false;
-    const std::int64_t columns = pixels * 8 * n8_ * kColumnPitch * 4, fixed = job.weight_bytes + columns;
+    const std::int64_t columns = pixels * job.pixels_floats * 4, fixed = job.weight_bytes + columns;
     const std::int64_t taps = p_.kernel_h * p_.kernel_w, raw = job.ic * job.oc * taps * size_;
     const bool dense = p_.w.w == 1 && p_.w.h == p_.kernel_w && p_.w.c == taps && p_.w.n == job.oc * taps;
     job.raw_bytes = dense && raw % 16 == 0 && raw <= columns ? std::int32_t(raw) : 0;

@@ -23,19 +23,20 @@ struct ColumnsOutputs {
     std::uint32_t slot = std::uint32_t(ih - walk.first_ih);
     return std::int32_t(take(job.ring, slot)) * job.pitch - walk.first_iw;
   }
-  static __device__ __forceinline__ std::int32_t pixel_at(std::int32_t pixel) {
-    return pixel / kColumnPixels * Tile::kPixelsFloats + pixel % kColumnPixels;
+  __device__ __forceinline__ std::int32_t pixel_at(std::int32_t pixel) const {
+    return pixel / kColumnPixels * job.pixels_floats + pixel % kColumnPixels;
   }
   __device__ __forceinline__ Value finished(float sum, std::int32_t c) const {
     const float added = bias == nullptr ? 0.0f : widen(bias[c]);
     return Narrow<Value>::from(finish(job.activation, job.slope, sum + added));
   }
 
-  // Visits the numbers first + i and begin + j of `units` by `rows`, by all workers: neighbouring threads have neighbouring i.
+  // Visits the numbers first + i and begin + j of `units` by `rows`, by all threads that sum: neighbouring ones have neighbouring
+  // i.
   template <typename Visit>
   static __device__ __forceinline__ void each(std::int32_t units, std::int32_t begin, std::int32_t end, const Visit& visit) {
     std::int32_t row = begin;
-    for (std::int32_t unit = std::int32_t(threadIdx.x);; unit += Tile::kWorkers) {
+    for (std::int32_t unit = std::int32_t(threadIdx.x) - Tile::kWorkers;; unit += Tile::kWorkers) {
       for (; unit >= units; unit -= units) ++row;
       if (row >= end) return;
       visit(unit, row);

@@ -16,17 +16,13 @@
 
 namespace upfold::cuda {
 
-constexpr int kMostUnitProducts = 48, kUnitThreads = 256;
-
-// Blocks of a multiprocessor that registers allow.
-constexpr int unit_blocks(int columns) { return columns <= 64 ? 3 : 2; }
+constexpr int kMostUnitProducts = 48, kUnitThreads = 256, kUnitBlocks = 2;
 
 // Groups of eight columns of a block.
 template <typename Value_, int kN8_>
 struct UnitsTile {
   using Value = Value_;
   static constexpr int kN8 = kN8_, kN = 8 * kN8, kSize = int(sizeof(Value)), kVector = 16 / kSize;
-  static constexpr int kBlocks = unit_blocks(kN);  // of a multiprocessor
 };
 
 // Of one of a product's two vectors: its shift and its vector of channels; a negative vector is nothing.
@@ -37,10 +33,11 @@ struct UnitsVector {
 struct UnitsProduct {
   std::uint16_t first, pitch;
 };
-// Of a column of a block: where its outputs lie in y beside those of the unit (negative: nowhere), and its bias.
-struct alignas(8) UnitsColumn {
+// Of a column of a block: where its outputs lie in y beside those of the unit (negative: nowhere), its bias, and its phases.
+struct alignas(16) UnitsColumn {
   std::int32_t at;
   float bias;
+  std::int32_t h, w;
 };
 
 struct UnitsJob {

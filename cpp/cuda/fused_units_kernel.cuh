@@ -1,6 +1,7 @@
 // The kernel of the fused method whose rows are units and whose columns are channels and phases.
 #pragma once
 
+#include "fused_activate.cuh"
 #include "fused_units.cuh"
 
 namespace upfold::cuda {
@@ -14,6 +15,9 @@ struct UnitsBlock {
                        kAtATime = 24 / kVector;  // vectors that a thread fills in at a time: of 21 channels
   struct alignas(16) Vector {
     Value v[kVector];
+  };
+  struct alignas(2 * sizeof(Value)) Pair {
+    Value v[2];
   };
 
   const UnitsJob& job;
@@ -65,29 +69,53 @@ struct UnitsBlock {
     }
   }
 
-  // Neighbouring threads have neighbouring columns.
-  __device__ __forceinline__ void fill_weights(const Value* w) const {
+  // A thread's column of the weights: neighbouring threads have neighbouring ones.
+  struct Column {
+    const Value* from;
+    std::int32_t number;
+    bool exists;
+  };
+  static constexpr std::int32_t kTurns = kUnitThreads / Tile::kN;  // vectors of a column between a thread's
+  __device__ __forceinline__ Column own_column(const Value* w) const {
+    const std::int32_t number = std::int32_t(threadIdx.x) % Tile::kN;
+    const UnitsPhase phase = units_phase(job, first_column + number);
+    const bool exists = first_column + number < job.columns;
     const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic;
-    constexpr std::int32_t kTurns = kUnitThreads / Tile::kN;
-    const std::int32_t column = std::int32_t(threadIdx.x) % Tile::kN;
-    const UnitsPhase phase = units_phase(job, first_column + column);
-    const bool exists = first_column + column < job.columns;
-    const Value* const from = exists ? own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w : own;
-#pragma unroll kAtATime
-    for (std::int32_t i = std::int32_t(threadIdx.x) / Tile::kN; i < 2 * job.products; i += kTurns) {
-      const UnitsVector vector = job.vector[i];
-      const Value* const tap = from + vector.shift_h * job.stride_h * job.w_h + vector.shift_w * job.stride_w * job.w_w;
-      put(weights()[i * Tile::kN + column], gather(tap, job.w_ic, vector.vector < 0 ? job.ic : vector.vector * kVector, exists));
+    return {exists ? own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w : own, number, exists};
+  }
+  __device__ __forceinline__ Vector weight(const Column& column, std::int32_t i) const {
+    const UnitsVector vector = job.vector[i];
+    const Value* const tap = column.from + vector.shift_h * job.stride_h * job.w_h + vector.shift_w * job.stride_w * job.w_w;
+    return gather(tap, job.w_ic, vector.vector < 0 ? job.ic : vector.vector * kVector, column.exists);
+  }
+  // The first ones of a thread, which are on their way while it fills in x, and the others.
+  __device__ __forceinline__ void load_weights(const Value* w, Vector (&held)[kAtATime]) const {
+    const Column column = own_column(w);
+#pragma unroll
+    for (int k = 0; k < kAtATime; ++k) {
+      const std::int32_t i = std::int32_t(threadIdx.x) / Tile::kN + k * kTurns;
+      held[k] = weight(column, i < 2 * job.products ? i : 0);
     }
+  }
+  __device__ __forceinline__ void fill_weights(const Value* w, const Vector (&held)[kAtATime]) const {
+    const Column column = own_column(w);
+    std::int32_t i = std::int32_t(threadIdx.x) / Tile::kN;
+#pragma unroll
+    for (int k = 0; k < kAtATime; ++k, i += kTurns) {
+      if (i < 2 * job.products) put(weights()[i * Tile::kN + column.number], held[k]);
+    }
+#pragma unroll 2
+    for (; i < 2 * job.products; i += kTurns) put(weights()[i * Tile::kN + column.number], weight(column, i));
   }
 
   __device__ __forceinline__ void fill_columns(const Value* bias) const {
     for (std::int32_t i = std::int32_t(threadIdx.x); i < Tile::kN; i += kUnitThreads) {
       const std::int32_t column = first_column + i;
-      UnitsColumn own = {-1, 0.0f};
+      UnitsColumn own = {-1, 0.0f, 0, 0};
       if (column < job.columns) {
         const UnitsPhase phase = units_phase(job, column);
         own.at = std::int32_t(phase.oc * job.y_c + phase.h * job.y_h + phase.w * job.y_w);
+        own.h = phase.h, own.w = phase.w;
         if (bias != nullptr) own.bias = widen(bias[group * job.oc + phase.oc]);
       }
       columns[i] = own;
@@ -111,85 +139,100 @@ struct UnitsBlock {
     for (int i = 0; i < 4 * Tile::kN8; ++i) pin(sums[i / 4][i % 4]);
   }
 
-  // A place of a lane's: where its outputs begin in y, and its first output; where it is no unit, outputs far outside.
+  // A place of a lane's: where its outputs begin in y, and its first output. Of a place that is no unit none is there.
   struct Place {
     Value* y;
     std::int32_t oh, ow;
-    bool whole;
+    bool whole, exists;
   };
   __device__ __forceinline__ Place place_of(Value* y, std::int32_t number) const {
     std::uint32_t row = std::uint32_t(number);
     const std::int32_t in_row = std::int32_t(take(job.pitch, row)) - job.before;
-    if (number >= job.places || in_row < 0) return {y, -(1 << 30), 0, false};
     const std::int32_t oh = (job.first_h + std::int32_t(row)) * job.stride_h - job.pad_h;
     const std::int32_t ow = (job.first_w + in_row) * job.stride_w - job.pad_w;
-    const bool whole = oh >= 0 && ow >= 0 && oh + job.stride_h <= job.out_h && ow + job.stride_w <= job.out_w;
-    return {y + oh * job.y_h + ow * job.y_w, oh, ow, whole};
+    const bool exists = number < job.places && in_row >= 0;
+    const bool whole = exists && oh >= 0 && ow >= 0 && oh + job.stride_h <= job.out_h && ow + job.stride_w <= job.out_w;
+    return {y + oh * job.y_h + ow * job.y_w, oh, ow, whole, exists};
   }
 
-  // Two neighbouring columns of a place, which are there, or of which their phases say so.
-  __device__ __forceinline__ void store(const Place& place, std::int32_t column, std::int32_t at, std::int32_t next, float first,
-                                        float second) const {
-    struct alignas(2 * sizeof(Value)) {
-      Value v[2];
-    } values{{Narrow<Value>::from(first), Narrow<Value>::from(second)}};
-    if (place.whole && job.paired && next >= 0) {
-      *reinterpret_cast<decltype(values)*>(place.y + at) = values;
-      return;
-    }
-    if (at >= 0 && (place.whole || is_there(place, column))) place.y[at] = values.v[0];
-    if (next >= 0 && (place.whole || is_there(place, column + 1))) place.y[next] = values.v[1];
-  }
-  __device__ __forceinline__ bool is_there(const Place& place, std::int32_t column) const {
-    const UnitsPhase phase = units_phase(job, first_column + column);
-    return std::uint32_t(place.oh + phase.h) < std::uint32_t(job.out_h) &&
-           std::uint32_t(place.ow + phase.w) < std::uint32_t(job.out_w);
-  }
-
-  // A lane's columns, two of each eight, of two places.
-  __device__ __forceinline__ void store_all(Sums& sums, const Place& first, const Place& second) const {
-    const std::int32_t own = std::int32_t(threadIdx.x % 4) * 2;
-    if (job.activation != Activation::kNone) {
+  // Outputs of two columns of a place whose phases say that they are there.
+  __device__ __forceinline__ void store_parts(const Place& place, std::int32_t column, const float (&sums)[2]) const {
 #pragma unroll
-      for (int i = 0; i < 4 * Tile::kN8; ++i) {
-        float& sum = sums[i / 4][i % 4];
-        sum = finish(job.activation, job.slope, sum + columns[i / 4 * 8 + own + i % 2].bias);
+    for (int e = 0; e < 2; ++e) {
+      const UnitsColumn& own = columns[column + e];
+      const bool is_there = std::uint32_t(place.oh + own.h) < std::uint32_t(job.out_h) &&
+                            std::uint32_t(place.ow + own.w) < std::uint32_t(job.out_w);
+      if (place.exists && is_there && own.at >= 0) place.y[own.at] = Narrow<Value>::from(sums[e]);
+    }
+  }
+
+  struct ActivateAll {
+    Sums& sums;
+    template <typename Function>
+    __device__ __forceinline__ void operator()(const Function& function) const {
+#pragma unroll
+      for (int i = 0; i < 4 * Tile::kN8; ++i) sums[i / 4][i % 4] = function(sums[i / 4][i % 4]);
+    }
+  };
+
+  // Of a lane's columns, two of each eight, and of two places: bias, activation and stores. Where all outputs are there, as
+  // nearly always, there are no questions between stores.
+  __device__ __forceinline__ void store(Sums& sums, const Place& first, const Place& second) const {
+    const std::int32_t own = std::int32_t(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kN8; ++i) sums[i / 4][i % 4] += columns[i / 4 * 8 + own + i % 2].bias;
+    if (job.activation == Activation::kRelu) {
+#pragma unroll
+      for (int i = 0; i < 4 * Tile::kN8; ++i) sums[i / 4][i % 4] = sums[i / 4][i % 4] < 0.0f ? 0.0f : sums[i / 4][i % 4];
+    } else if (job.activation != Activation::kNone) {
+      with_activation(job.activation, job.slope, ActivateAll{sums});
+    }
+    const bool simple = first.whole == first.exists && second.whole == second.exists;
+    if (job.paired && first_column + Tile::kN <= job.columns && __all_sync(~0u, simple)) {
+#pragma unroll
+      for (int j = 0; j < Tile::kN8; ++j) {
+        const std::int32_t at = columns[8 * j + own].at;
+        if (first.whole) *reinterpret_cast<Pair*>(first.y + at) = pair(sums[j][0], sums[j][1]);
+        if (second.whole) *reinterpret_cast<Pair*>(second.y + at) = pair(sums[j][2], sums[j][3]);
       }
+      return;
     }
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
-      const uint4 pair = *reinterpret_cast<const uint4*>(columns + 8 * j + own);
-      const std::int32_t at = std::int32_t(pair.x), next = std::int32_t(pair.z);
-      if (job.activation == Activation::kNone) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[j][i] += __uint_as_float(i % 2 == 0 ? pair.y : pair.w);
-      }
-      store(first, 8 * j + own, at, next, sums[j][0], sums[j][1]);
-      store(second, 8 * j + own, at, next, sums[j][2], sums[j][3]);
+      store_parts(first, 8 * j + own, {sums[j][0], sums[j][1]});
+      store_parts(second, 8 * j + own, {sums[j][2], sums[j][3]});
+    }
+  }
+  static __device__ __forceinline__ Pair pair(float a, float b) { return {{Narrow<Value>::from(a), Narrow<Value>::from(b)}}; }
+
+  // The warpgroups take tiles in turn.
+  __device__ __forceinline__ void run_tiles(Value* y) const {
+    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0);
+#pragma unroll 1
+    for (std::int32_t tile = first_tile + warp / 4; tile < end_tile; tile += kUnitThreads / 128) {
+      Sums sums = {};
+      multiply(sums, tile);
+      const std::int32_t place = tile * 64 + warp % 4 * 16 + std::int32_t(threadIdx.x) % 32 / 4;
+      store(sums, place_of(y, place), place_of(y, place + 8));
     }
   }
 
   __device__ __forceinline__ void run(const Value* x, const Value* w, const Value* bias, Value* y) const {
+    Vector held[kAtATime];
+    load_weights(w, held);
     fill_inputs(x);
-    fill_weights(w);
+    fill_weights(w, held);
     fill_columns(bias);
     publish_to_products();
     __syncthreads();  // all is filled
-    Value* const own = y + n * job.y_n + std::int64_t(group) * job.oc * job.y_c;
-    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0);
-    for (std::int32_t tile = first_tile + warp / 4; tile < end_tile; tile += kUnitThreads / 128) {
-      Sums sums = {};
-      multiply(sums, tile);
-      const std::int32_t place = tile * 64 + warp % 4 * 16 + std::int32_t(threadIdx.x % 32 / 4);
-      store_all(sums, place_of(own, place), place_of(own, place + 8));
-    }
+    run_tiles(y + n * job.y_n + std::int64_t(group) * job.oc * job.y_c);
   }
 };
 #endif
 
 // Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
 template <typename Tile>
-__global__ void __launch_bounds__(kUnitThreads, Tile::kBlocks)
+__global__ void __launch_bounds__(kUnitThreads, kUnitBlocks)
     fused_units_kernel(const __grid_constant__ UnitsJob job, const typename Tile::Value* __restrict__ x,
                        const typename Tile::Value* __restrict__ w, const typename Tile::Value* __restrict__ bias,
                        typename Tile::Value* __restrict__ y) {

@@ -7,7 +7,7 @@
 namespace upfold::cuda {
 
 // A tile's index, its groups of eight columns.
-#define UPFOLD_UNITS_TILES(DO, Value) DO(0, Value, 8) DO(1, Value, 16)
+#define UPFOLD_UNITS_TILES(DO, Value) DO(0, Value, 8)
 
 #define UPFOLD_INSTANTIATE_UNITS_KERNEL(index, Value, kN8)                                                           \
   template __global__ void fused_units_kernel<UnitsTile<Value, kN8>>(const __grid_constant__ UnitsJob, const Value*, \

@@ -116,7 +116,7 @@ class UnitsPlanner {
     if (shared > shared_.of_block - own || job.vectors * job.filled >= 1 << 14) return;
     const std::int64_t blocks = p_.batch * p_.groups * job.column_tiles.value * job.strips.value;
     if (blocks >= kMostUnitCount) return;
-    const std::int64_t most = std::min<std::int64_t>(unit_blocks(int(n_)), shared_.of_multiprocessor / (shared + own));
+    const std::int64_t most = std::min<std::int64_t>(kUnitBlocks, shared_.of_multiprocessor / (shared + own));
     now_.shared_bytes = int(shared);
     now_.work = {blocks, std::max<std::int64_t>(1, std::min(most, ceil_div(blocks, multiprocessors_))), job.strip_tiles,
                  ceil_div(job.filled, kUnitThreads) * job.vectors + ceil_div(2 * job.products * n_, std::int64_t(kUnitThreads)),

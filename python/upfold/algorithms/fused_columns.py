@@ -55,7 +55,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             predicted[FIRST + config] = rates.call
             continue
         blocks, resident, walks, steps, products, turns, copied = call(problem, FIRST + config, device).work
-        alone = walks * steps * (products * rates.product + rates.step + turns * rates.turn)
+        alone = walks * steps * (max(products * rates.product, turns * rates.turn) + rates.step)
         alone *= (1.0 + rates.share * max(0, resident - 1)) / _CYCLES
         moved = max(copied / blocks * resident / (rates.copied * _CYCLES), 1e-6 * problem.bytes * rates.memory)
         predicted[FIRST + config] = rates.call + max(alone, moved) + rates.beside * min(alone, moved)
