@@ -275,8 +275,8 @@ class FusedLastCall {
 
 // Tile choices of the fused method whose columns stay in shared memory: warpgroups of a block.
 std::vector<int> fused_columns_tiles();
-// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to TF32,
-// with few taps times output channels, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of x.
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
+// TF32, with few taps times output channels, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of x.
 bool fused_columns_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct ColumnsPlan;
 // What a choice launches: blocks, and how many of a multiprocessor; walks of a block, steps of one, products of 32 bytes of
@@ -300,8 +300,8 @@ class FusedColumnsCall {
 
 // Tile choices of the fused method whose rows are units and whose columns are pairs of a channel and a phase: columns of a block.
 std::vector<int> fused_units_tiles();
-// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to TF32,
-// whose kernel is a multiple of its stride, on compute capability 9.0).
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
+// TF32, whose kernel is a multiple of its stride, on compute capability 9.0).
 bool fused_units_fits(int device, const Problem& p, int config);
 struct UnitsPlan;
 // What a choice launches: blocks, and how many of a multiprocessor; tiles of 64 places of a block, vectors that each of its

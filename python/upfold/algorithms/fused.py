@@ -15,8 +15,8 @@ from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda, fused_columns, fused_input, fused_last, fused_units, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
-# Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with products
-# of float16 that sum in float32 by eight columns.
+# Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with
+# products of float16 that sum in float32.
 _LEAST_CAPABILITY, _LEAST_OF_HALF = 80, 75
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
 _VECTORS, _VECTOR_BYTES = 4, 16  # these are as many vectors; some tiles take more
