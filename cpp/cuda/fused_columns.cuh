@@ -25,7 +25,7 @@ constexpr int kColumnAlignment = 1024;                // bytes: rows of 128 byte
 constexpr int kColumnPixels = 32, kColumnPitch = 36;  // floats: 4 modulo 8, so that eight columns meet in no bank
 
 // Blocks of a multiprocessor that registers allow: each of its four parts has 512 for a lane.
-constexpr int columns_blocks(int n8, int warpgroups) { return n8 <= 6 && warpgroups == 1 ? 2 : 1; }
+UPFOLD_INLINE constexpr int columns_blocks(int n8, int warpgroups) { return n8 <= 6 && warpgroups == 1 ? 2 : 1; }
 
 // kLast: channels are innermost in x.
 template <typename Value_, bool kLast_, int kN8_, int kWarpgroups_>

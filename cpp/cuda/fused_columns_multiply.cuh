@@ -19,7 +19,7 @@ struct ColumnsProducts {
   using Sums = float[2][Tile::kN8][4];
   static constexpr bool kRegisters = Tile::kSize == 4 && !Tile::kLast, kTurned = Tile::kSize == 2 && !Tile::kLast;
 
-  static constexpr int kAtATime = 2;
+  static constexpr int kAtATime = Tile::kN8 > 8 ? 1 : 2;  // of a chunk's products, whose operands are in registers
 
   static __device__ __forceinline__ std::uint64_t weights(std::uint32_t at) {
     return matrix_descriptor(at / 16, std::uint32_t(Tile::kN), 8);

@@ -9,7 +9,9 @@ namespace upfold::cuda {
 namespace {
 
 constexpr int kColumnGroups[] = {2, 4, 6, 8, 16};  // of eight columns
-constexpr std::int64_t kMostColumns = 128, kMostColumnTiles = 8, kMostColumnCount = std::int64_t(1) << 30, kStageUnit = 16 << 10;
+// More channels fill products of other tiles.
+constexpr std::int64_t kMostColumnChannels = 24;
+constexpr std::int64_t kMostColumns = 128, kMostColumnTiles = 3, kMostColumnCount = std::int64_t(1) << 30, kStageUnit = 16 << 10;
 // In cycles (H200): what a block takes before its first product; a chunk of a step, a step beside, and a turn of its stores; and
 // bytes of x that a multiprocessor gets in one.
 constexpr double kColumnStart = 3500, kColumnChunk = 450, kColumnStep = 350, kColumnTurn = 120, kColumnBytes = 19;
@@ -72,7 +74,7 @@ class ColumnsPlanner {
 
   bool choose_columns() {
     const std::int64_t taps = p_.kernel_h * p_.kernel_w, all = out_channels_per_group(p_);
-    if (taps > kMostColumns) return false;
+    if (taps > kMostColumns || all > kMostColumnChannels) return false;
     const std::int64_t tiles = ceil_div(all, kMostColumns / taps), channels = ceil_div(all, tiles);
     if (tiles > kMostColumnTiles || (warpgroups_ == 2 && channels * taps > 48)) return false;
     for (const int n8 : kColumnGroups) {

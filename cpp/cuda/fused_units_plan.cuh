@@ -9,6 +9,7 @@ namespace upfold::cuda {
 namespace {
 
 constexpr std::int64_t kMostUnitCount = std::int64_t(1) << 30, kLeastUnitRun = 8;  // outputs of a unit in a row of y
+constexpr std::int64_t kMostUnitChannels = 32;                                     // of x, of which each block fills in its own
 // In cycles (H200): what a block takes beside; a vector that a thread fills in; a product of 64 columns; and bytes of y that a
 // multiprocessor puts in one.
 constexpr double kUnitStart = 1500, kUnitFill = 60, kUnitProduct = 32, kUnitStored = 18;
@@ -71,7 +72,7 @@ class UnitsPlanner {
     UnitsJob& job = now_.job;
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
     const std::int64_t vectors = ceil_div(job.ic, 16 / size_), shifts = shifts_h_ * shifts_w_;
-    if (vectors > 2 * kMostUnitProducts || ceil_div(vectors * shifts, std::int64_t(2)) > kMostUnitProducts) return false;
+    if (job.ic > kMostUnitChannels || ceil_div(vectors * shifts, std::int64_t(2)) > kMostUnitProducts) return false;
     job.vectors = std::int32_t(vectors), job.products = 0;
     // Shifts from the farthest on, so that places follow one another.
     const auto vector_of = [&](std::int64_t shift, std::int64_t vector) {

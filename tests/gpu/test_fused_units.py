@@ -38,7 +38,7 @@ LAYERS = {
     "stride 32": _layer("fcn32s-21-21-k64@16", (21, 5), (2, 6, 5), padding=(16, 16)),
     "one channel": _layer("fcn8s-21-21-k16@70", (3, 1), (2, 9, 40), padding=(3, 5)),
     "three shifts": _layer("fcn8s-21-21-k16@70", (5, 4), (2, 9, 13), kernel_size=(24, 24), output_padding=(3, 5)),
-    "equal": _layer("fcn8s-21-21-k16@70", (36, 2), (2, 9, 13), kernel_size=(8, 8)),
+    "equal": _layer("fcn8s-21-21-k16@70", (30, 2), (2, 9, 13), kernel_size=(8, 8)),
     "unlike axes": _layer("fcn8s-21-21-k16@70", (21, 6), (2, 30, 13), kernel_size=(4, 16), stride=(2, 8)),
     "groups": _layer("fcn8s-21-21-k16@70", (20, 8), (2, 9, 13), groups=4, padding=(4, 4)),
     "one pixel": _layer("fcn8s-21-21-k16@70", (7, 3), (40, 1, 1)),
