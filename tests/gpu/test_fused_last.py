@@ -100,6 +100,64 @@ def test_gradients_of_any_storage_are_exact(name, storage, dtype, device):
             assert_exact(execute.conv(g, w, size, arguments, "fused"), want)
 
 
+# Results of every way in which turned tiles store: rows that are whole vectors or not, phases that are a row's, a part of one, or
+# none; boxes in rows, beside one another, and of a few positions.
+PLANES = {
+    "stride 3, odd": dataclasses.replace(cases.find("k5s3p1-64-64@128"), in_size=(9, 21), batch=2),
+    "stride 3": dataclasses.replace(cases.find("k5s3p1-64-64@128"), in_size=(9, 32), batch=1),
+    "stride 3, k4": dataclasses.replace(cases.find("k5s3p1-64-64@128"), kernel_size=(4, 4), in_size=(9, 13), out_channels=72),
+    "stride 1": dataclasses.replace(cases.find("seed4-wide-image"), in_size=(20, 60), batch=1),
+    "stride 1, even": dataclasses.replace(cases.find("seed2-square"), in_size=(18, 64), batch=1),
+    "stride 1, odd": dataclasses.replace(cases.find("seed2-square"), in_size=(9, 37), batch=2, out_channels=130),
+    "stride 2": dataclasses.replace(cases.find("dcgan-128-64@16"), batch=2),
+    "stride 2, 4x4": dataclasses.replace(cases.find("dcgan-512-256@4"), batch=3, out_channels=40),
+    "stride 2, odd": dataclasses.replace(cases.find("dcgan-128-64@16"), in_size=(9, 11), batch=2),
+    "stride 4": dataclasses.replace(cases.find("dpt-256-256@37"), in_size=(5, 37), batch=1),
+    "stride 8": dataclasses.replace(cases.find("hifigan-512-256@64"), in_channels=64, batch=2),
+    "stride 5": dataclasses.replace(cases.find("encodec-256-128@600"), in_size=(75,), batch=2),
+    "split": dataclasses.replace(cases.find("k5s3p1-64-64@128"), in_channels=2048, in_size=(5, 7), batch=1),
+    "3d": dataclasses.replace(cases.find("nnunet3d-64-32@64"), in_size=(3, 6, 10), batch=1),
+}
+
+
+@TYPES
+@pytest.mark.parametrize("name", PLANES)
+def test_slices_of_planes_are_exact(name, dtype, device):
+    """Written where a result lies in a larger tensor: nothing beside it changes."""
+    case = PLANES[name]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    for first in ((0, 0), (1, 3)):
+        big = torch.full([size + 9 for size in want.shape], torch.nan, dtype=dtype, device=device)
+        inside = big[tuple(slice(first[axis == want.dim() - 1], None) for axis in range(want.dim()))]
+        inside = inside[tuple(slice(0, size) for size in want.shape)]
+        for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+            inside.fill_(torch.nan)
+            with use_config(config):
+                assert_exact(ours((x, w, b), case.geometry, "fused", out=inside), want, f"config {config}")
+        inside.fill_(torch.nan)
+        assert big.isnan().all()
+
+
+@TYPES
+@pytest.mark.parametrize("name", PLANES)
+def test_planes_are_exact(name, dtype, device):
+    """Of results and of gradients, which have strides of 1."""
+    case = PLANES[name]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
+    shape = (case.batch, case.out_channels, *case.out_size)
+    g = exact_like(shape, case.out_channels // case.groups * w[0, 0].numel(), dtype).to(device)
+    size, arguments = tuple(x.shape[2:]), modes.positional(case.geometry)
+    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
+    for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
+        with use_config(config):
+            assert_exact(execute.conv(g, w, size, arguments, "fused"), want, f"config {config}")
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "tanh"])
 @pytest.mark.parametrize("name", ["sam-64-32@128", "dcgan-128-64@16", "seed3-wide-kernel"])
@@ -115,15 +173,16 @@ def test_activations(name, activation, last, device):
 
 
 @TYPES
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", ["k5s3p1-64-64@128", "k3s4d3-64-64@64", "dcgan-128-64@16"])
-def test_bad_pixels_stay_where_taps_carry_them(name, dtype, device):
+def test_bad_pixels_stay_where_taps_carry_them(name, dtype, last, device):
     case = dataclasses.replace(cases.find(name).scaled(LIMIT), batch=1)
     x, w, b = case.tensors(dtype, device, exact=True, bias=True)
     index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
     mark = torch.zeros(x.shape, dtype=torch.float64)
     mark[index] = 1
     reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
-    x = _last(x)
+    x = _last(x) if last else x
     poisoned = x.clone()
     poisoned[index] = torch.nan
     for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):

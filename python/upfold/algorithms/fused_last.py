@@ -50,6 +50,8 @@ _EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
 # are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16 bits); and where
 # the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
+# Of turned tiles: of results that lie together, of those that lie apart, and where rows are not whole vectors.
+_TURNED_WHOLE, _TURNED_SCATTERED, _TURNED_PARTS = 1.05, 4.0, 1.2
 _BESIDE = 0.05  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
 
 
@@ -75,12 +77,25 @@ def _in_order(problem: Problem) -> bool:
     return (problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides)[1] == 1
 
 
+def _turned(problem: Problem, phases: int) -> float:
+    """The same of turned tiles: whether the phases of a set are a row's, and rows are whole vectors."""
+    forward = problem.operator is Operator.CONV_TRANSPOSE
+    stride, width = (problem.stride[2], problem.out_size[2]) if forward else (1, problem.in_size[2])
+    joined = 1
+    if width >= stride:
+        joined = 3 if (phases, stride) == (4, 3) else max(j for j in (1, 2, phases) if phases % j == 0 and stride % j == 0)
+    whole = 1.0 if width * DTYPE_BYTES[problem.dtype] % 16 == 0 else _TURNED_PARTS
+    return whole * (_TURNED_WHOLE if joined == stride else _APART if joined > 1 else _TURNED_SCATTERED)
+
+
 def _storing(problem: Problem, config: int, phases: int) -> float:
     """How many times as long as its products and bytes say a tile takes, for the way in which it stores results."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
     if _in_order(problem):
         return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
-    if not forward or config >= _TURNED:
+    if config >= _TURNED:
+        return _turned(problem, phases)
+    if not forward:
         return 1.0
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:
