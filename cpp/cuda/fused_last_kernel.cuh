@@ -160,7 +160,6 @@ struct LastBlock {
       const LastPlace place = last_place(job, tile);
       const Store store{job, place, bias, y, staging()};
       Sums sums = {};
-      if (job.splits.value == 1) store.begin(sums);
       std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the products before read; 0: none, released
       const auto release = [&] {
         if (lane == 0 && used_stage != 0) barrier_arrive(used_stage);
@@ -251,8 +250,7 @@ __global__ void __launch_bounds__(kLastStoring)
   LastPlace place = last_place(job, first);
   Stores::take_part(place, part);
   const Store store{job, place, bias, y, staging};
-  typename Store::Sums sums;
-  store.begin(sums);
+  typename Store::Sums sums = {};
   await_previous();  // which writes the sums
   for (std::int32_t split = 0; split < splits; ++split) {
 #pragma unroll

@@ -24,31 +24,32 @@ struct LastStore {
     return place.column_tile * Tile::kColumns + run * kRun + lane() % 4 * kOwn;
   }
 
-  // Sums begin with the bias: it is read while the first copies are awaited, and nothing is added behind them.
-  __device__ __forceinline__ void begin(Sums& sums) const {
+  // Not where sums begin: products that find other instructions write their sums wait for each other.
+  __device__ __forceinline__ void add_bias(Sums& sums) const {
+    if (bias == nullptr) return;
     const std::int32_t channels = std::int32_t(job.channels.value);
     const Value* const own = bias + std::int64_t(place.group) * channels;
     const bool vectors = channels % kOwn == 0 &&  // as where columns are flat
                          reinterpret_cast<std::uintptr_t>(bias) % 16 == 0;
     std::uint32_t tap = std::uint32_t(first_column(0));
-    std::int32_t left = bias == nullptr ? 0 : job.columns - std::int32_t(tap);
+    std::int32_t left = job.columns - std::int32_t(tap);
     std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : std::int32_t(tap);
 #pragma unroll
     for (int run = 0; run < kRuns; ++run, left -= kRun, channel += kRun) {
       while (job.flat && channel >= channels) channel -= channels;
-      float first[kOwn] = {};
+      float added[kOwn] = {};
       if (vectors && left > 0) {
-        WholeVector<Value>::widen(__ldg(reinterpret_cast<const uint4*>(own + channel)), first);
+        WholeVector<Value>::widen(__ldg(reinterpret_cast<const uint4*>(own + channel)), added);
       } else {
 #pragma unroll
         for (int e = 0; e < kOwn; ++e) {
-          if (e < left) first[e] = widen(own[channel + e]);
+          if (e < left) added[e] = widen(own[channel + e]);
         }
       }
 #pragma unroll
       for (int i = 0; i < kHalves * Tile::kPhases * kOwn; ++i) {
         const int e = i % kOwn, row = i / kOwn % kHalves, phase = i / kOwn / kHalves;
-        sums[row / 2][phase][run * kEights + e / 2][row % 2 * 2 + e % 2] = first[e];
+        sums[row / 2][phase][run * kEights + e / 2][row % 2 * 2 + e % 2] += added[e];
       }
     }
   }
@@ -276,6 +277,7 @@ struct LastStore {
   }
 
   __device__ __forceinline__ void run(Sums& sums) const {
+    add_bias(sums);
     activate(sums);
     if constexpr (!kPlanes) {
       if (job.wide) {

@@ -32,17 +32,17 @@ struct LastTurnedStore {
     return place.column_tile * Tile::kColumns + (Tile::kShared ? warp() : warp() % 4) * 16;
   }
 
-  // Sums begin with the bias (LastStore).
-  __device__ __forceinline__ void begin(Sums& sums) const {
+  __device__ __forceinline__ void add_bias(Sums& sums) const {
+    if (bias == nullptr) return;
+    const Value* const own = bias + std::int64_t(place.group) * job.channels.value;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int32_t channel = first_channel() + lane() / 4 + half * 8;
-      const bool exists = bias != nullptr && channel < job.columns;
-      const float first = exists ? widen(bias[std::int64_t(place.group) * job.channels.value + channel]) : 0.0f;
+      const float added = channel < job.columns ? widen(own[channel]) : 0.0f;
 #pragma unroll
       for (int i = 0; i < kAll * Tile::kPhases; ++i) {
         float(&sum)[4] = sums[i / kEights / Tile::kPhases][i / kEights % Tile::kPhases][i % kEights];
-        sum[2 * half] = first, sum[2 * half + 1] = first;
+        sum[2 * half] += added, sum[2 * half + 1] += added;
       }
     }
   }
@@ -218,6 +218,7 @@ struct LastTurnedStore {
   }
 
   __device__ __forceinline__ void run(Sums& sums) const {
+    add_bias(sums);
     activate(sums);
     if constexpr (Tile::kM > 1) {
       if (job.beside > 0) return store<true>(sums);
