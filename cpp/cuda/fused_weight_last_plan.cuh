@@ -260,6 +260,7 @@ class WeightLastPlanner : WeightLastTaps {
   }
 
   bool tables();
+  bool columns(const WeightArrangement& a);
   bool split();
   bool sums();
   void describe();

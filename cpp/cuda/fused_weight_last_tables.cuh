@@ -36,10 +36,23 @@ inline bool WeightLastPlanner::tables() {
   job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
   job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
   for (std::int64_t step = 0; step < job.steps; ++step) job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
+  for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
+  for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
+  std::copy(a.places.begin(), a.places.end(), plan_.sum.place);
+  plan_.sum.set_chunks = make_divisor(cut.set_chunks);
+  for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
+  describe();
+  return columns(a);
+}
+
+// What instructions and boxes of every set read.
+inline bool WeightLastPlanner::columns(const WeightArrangement& a) {
+  const Cut& cut = best_;
+  WeightLastJob& job = plan_.job;
   for (std::size_t i = 0; i < a.slots.size(); ++i) {
     const WeightSlot& slot = a.slots[i];
-    const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * y_units;
-    const std::int64_t first = slot.patch * (job.y_pitch / 16) + row_of(a, cut, slot.low) * y_units;
+    const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * (y_bytes() / 16);
+    const std::int64_t first = slot.patch * (job.y_pitch / 16) + row_of(a, cut, slot.low) * (y_bytes() / 16);
     if (apart_atoms >= 1 << 14 || first >= 1 << 14) return false;
     job.slot[i] = std::uint32_t(apart_atoms << 16 | first);
   }
@@ -53,12 +66,6 @@ inline bool WeightLastPlanner::tables() {
     }
     job.first_patch[set + 1] = std::uint16_t(patches);
   }
-  for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
-  for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
-  std::copy(a.places.begin(), a.places.end(), plan_.sum.place);
-  plan_.sum.set_chunks = make_divisor(cut.set_chunks);
-  for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
-  describe();
   return true;
 }
 
