@@ -92,25 +92,34 @@ inline void WeightLastPlanner::describe() {
   }
 }
 
-// Samples of a launch: all, or as many as the cap leaves room for what is packed of them. Parts: as many as keep the blocks of a
-// large device busy in whole waves.
+// Samples of a launch: all, or, beside what is packed of them, as many as leave room for sums that keep a large device busy.
+inline bool WeightLastPlanner::launches(std::int64_t part_bytes) {
+  const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
+  const std::int64_t wanted = std::max<std::int64_t>(1, kWeightMultiprocessors / plan_.tiles);
+  const std::int64_t most = sample > 0 ? std::min<std::int64_t>(p_.batch, kMostWeightLaunches) : 1;
+  std::int64_t best = 0;  // parts
+  for (std::int64_t number = 1; number <= most && best < wanted; ++number) {
+    const std::int64_t batch = ceil_div(p_.batch, number), launches = ceil_div(p_.batch, batch);
+    const std::int64_t left = cap_ - sample * batch, parts = left < 0 ? 0 : left / (launches * part_bytes);
+    if (parts > best) best = parts, plan_.batch = batch, plan_.launches = launches;
+  }
+  return best > 0;
+}
+
+// Parts: as many as keep the blocks of a large device busy in whole waves.
 inline bool WeightLastPlanner::split() {
   WeightLastJob& job = plan_.job;
   const std::int64_t part_bytes = plan_.tiles * tile_.row_groups * tile_.set_columns8() * 128 * 16;
-  const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
-  std::int64_t most = std::min(part_bytes + kMostWeightPartial, cap_);
-  if (sample * p_.batch > cap_ - most) most = std::max(part_bytes, std::min(most, cap_ / 4));
-  plan_.batch = p_.batch;
-  if (sample > 0) plan_.batch = std::min(p_.batch, (cap_ - most) / sample);
-  if (most > cap_ || plan_.batch < 1) return false;
-  plan_.launches = ceil_div(p_.batch, plan_.batch), plan_.batch = ceil_div(p_.batch, plan_.launches);
-  plan_.launches = ceil_div(p_.batch, plan_.batch);  // no last one without samples
+  if (!launches(part_bytes)) return false;
+  plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
+  const std::int64_t all_bytes = plan_.launches * part_bytes;  // of a part of every launch
+  const std::int64_t most =
+      std::min((cap_ - plan_.x.packed_bytes - plan_.y.packed_bytes) / all_bytes, 1 + kMostWeightPartial / all_bytes);
   std::int64_t count = ceil_div(positions_[3] * plan_.batch, best_.box[3]);
   for (int i = 0; i < 3; ++i) count *= job.along[i].value;
-  const std::int64_t most_parts = std::max<std::int64_t>(1, most / part_bytes / plan_.launches);
-  if (count >= kMostWeightCount || plan_.launches * part_bytes > cap_) return false;
+  if (count >= kMostWeightCount) return false;
   double best = -1;
-  for (std::int64_t parts = 1; parts <= std::min(most_parts, count); ++parts) {
+  for (std::int64_t parts = 1; parts <= std::min(most, count); ++parts) {
     if (parts > 1 && plan_.tiles * parts > std::max(4 * kWeightMultiprocessors, 2 * plan_.tiles)) break;
     const std::int64_t length = ceil_div(count, parts);
     if (ceil_div(count, length) != parts) continue;
@@ -120,10 +129,8 @@ inline bool WeightLastPlanner::split() {
     if (best < 0 || cost < best) best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
   }
   job.count = std::uint32_t(count);
-  plan_.partial_bytes = plan_.parts * plan_.launches * part_bytes;
-  plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
-  const std::int64_t bytes = plan_.partial_bytes + plan_.x.packed_bytes + plan_.y.packed_bytes;
-  return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount && bytes <= cap_;
+  plan_.partial_bytes = plan_.parts * all_bytes;
+  return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount;
 }
 
 inline bool WeightLastPlanner::sums() {
