@@ -60,7 +60,9 @@ BoxMap describe_boxes(const BoxTensor& tensor, const void* address) {
   cuuint32_t box[5], each[5];
   for (int i = 0; i < 5; ++i)
     sizes[i] = cuuint64_t(tensor.sizes[i]), box[i] = cuuint32_t(tensor.box[i]), each[i] = cuuint32_t(tensor.steps[i]);
-  for (int i = 0; i < 4; ++i) strides[i] = cuuint64_t(tensor.strides[i]);
+  // The stride of an axis of one element may be any, but the driver wants multiples of 16 bytes.
+  for (int i = 0; i < 4; ++i)
+    strides[i] = tensor.sizes[i + 1] == 1 && tensor.strides[i] % 16 != 0 ? 16 : cuuint64_t(tensor.strides[i]);
   const CUtensorMapL2promotion burst =
       tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;

@@ -69,7 +69,8 @@ class WeightLastTaps {
     const bool narrow = ceil_div(out_channels_, std::int64_t(32)) * 32 < ceil_div(out_channels_, std::int64_t(64)) * 64;
     width_ = narrow || tile_.floats ? 32 : 64;
     chunks_ = ceil_div(out_channels_, width_);
-    in_pixel_ = axes_[0].out % axes_[0].stride == 0;
+    const bool dense = pixel_ == out_channels_ * p_.groups;  // else the last pixel's residues end behind the tensor
+    in_pixel_ = axes_[0].stride == 1 || (dense && axes_[0].out % axes_[0].stride == 0);
     const std::int64_t all = axes_[0].kernel * axes_[1].kernel * axes_[2].kernel;
     if (all > kMostWeightPlaces) return false;
     std::map<Triple, std::int64_t> maps;

@@ -7,6 +7,7 @@ namespace upfold::cuda {
 namespace {
 
 constexpr std::int64_t kWeightFixedBytes = 2 << 10;                  // of barriers, and of the alignment of the first stage
+constexpr std::int64_t kMostWeightLaunches = 64;                     // of parts of the samples, where operands are packed
 constexpr std::int64_t kWeightMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMostWeightPartial = std::int64_t(96) << 20;  // bytes of partial sums, beyond the first part
 constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox = 256;
@@ -260,6 +261,8 @@ class WeightLastPlanner : WeightLastTaps {
   }
 
   bool tables();
+  bool columns(const WeightArrangement& a);
+  bool launches(std::int64_t part_bytes);
   bool split();
   bool sums();
   void describe();

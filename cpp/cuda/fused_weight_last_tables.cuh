@@ -36,10 +36,23 @@ inline bool WeightLastPlanner::tables() {
   job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
   job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
   for (std::int64_t step = 0; step < job.steps; ++step) job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
+  for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
+  for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
+  std::copy(a.places.begin(), a.places.end(), plan_.sum.place);
+  plan_.sum.set_chunks = make_divisor(cut.set_chunks);
+  for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
+  describe();
+  return columns(a);
+}
+
+// What instructions and boxes of every set read.
+inline bool WeightLastPlanner::columns(const WeightArrangement& a) {
+  const Cut& cut = best_;
+  WeightLastJob& job = plan_.job;
   for (std::size_t i = 0; i < a.slots.size(); ++i) {
     const WeightSlot& slot = a.slots[i];
-    const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * y_units;
-    const std::int64_t first = slot.patch * (job.y_pitch / 16) + row_of(a, cut, slot.low) * y_units;
+    const std::int64_t apart_atoms = a.single ? job.y_pitch / 16 : row_of(a, cut, slot.step) * (y_bytes() / 16);
+    const std::int64_t first = slot.patch * (job.y_pitch / 16) + row_of(a, cut, slot.low) * (y_bytes() / 16);
     if (apart_atoms >= 1 << 14 || first >= 1 << 14) return false;
     job.slot[i] = std::uint32_t(apart_atoms << 16 | first);
   }
@@ -53,12 +66,6 @@ inline bool WeightLastPlanner::tables() {
     }
     job.first_patch[set + 1] = std::uint16_t(patches);
   }
-  for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
-  for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
-  std::copy(a.places.begin(), a.places.end(), plan_.sum.place);
-  plan_.sum.set_chunks = make_divisor(cut.set_chunks);
-  for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
-  describe();
   return true;
 }
 
@@ -85,25 +92,34 @@ inline void WeightLastPlanner::describe() {
   }
 }
 
-// Samples of a launch: all, or as many as the cap leaves room for what is packed of them. Parts: as many as keep the blocks of a
-// large device busy in whole waves.
+// Samples of a launch: all, or, beside what is packed of them, as many as leave room for sums that keep a large device busy.
+inline bool WeightLastPlanner::launches(std::int64_t part_bytes) {
+  const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
+  const std::int64_t wanted = std::max<std::int64_t>(1, kWeightMultiprocessors / plan_.tiles);
+  const std::int64_t most = sample > 0 ? std::min<std::int64_t>(p_.batch, kMostWeightLaunches) : 1;
+  std::int64_t best = 0;  // parts
+  for (std::int64_t number = 1; number <= most && best < wanted; ++number) {
+    const std::int64_t batch = ceil_div(p_.batch, number), launches = ceil_div(p_.batch, batch);
+    const std::int64_t left = cap_ - sample * batch, parts = left < 0 ? 0 : left / (launches * part_bytes);
+    if (parts > best) best = parts, plan_.batch = batch, plan_.launches = launches;
+  }
+  return best > 0;
+}
+
+// Parts: as many as keep the blocks of a large device busy in whole waves.
 inline bool WeightLastPlanner::split() {
   WeightLastJob& job = plan_.job;
   const std::int64_t part_bytes = plan_.tiles * tile_.row_groups * tile_.set_columns8() * 128 * 16;
-  const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
-  std::int64_t most = std::min(part_bytes + kMostWeightPartial, cap_);
-  if (sample * p_.batch > cap_ - most) most = std::max(part_bytes, std::min(most, cap_ / 4));
-  plan_.batch = p_.batch;
-  if (sample > 0) plan_.batch = std::min(p_.batch, (cap_ - most) / sample);
-  if (most > cap_ || plan_.batch < 1) return false;
-  plan_.launches = ceil_div(p_.batch, plan_.batch), plan_.batch = ceil_div(p_.batch, plan_.launches);
-  plan_.launches = ceil_div(p_.batch, plan_.batch);  // no last one without samples
+  if (!launches(part_bytes)) return false;
+  plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
+  const std::int64_t all_bytes = plan_.launches * part_bytes;  // of a part of every launch
+  const std::int64_t most =
+      std::min((cap_ - plan_.x.packed_bytes - plan_.y.packed_bytes) / all_bytes, 1 + kMostWeightPartial / all_bytes);
   std::int64_t count = ceil_div(positions_[3] * plan_.batch, best_.box[3]);
   for (int i = 0; i < 3; ++i) count *= job.along[i].value;
-  const std::int64_t most_parts = std::max<std::int64_t>(1, most / part_bytes / plan_.launches);
-  if (count >= kMostWeightCount || plan_.launches * part_bytes > cap_) return false;
+  if (count >= kMostWeightCount) return false;
   double best = -1;
-  for (std::int64_t parts = 1; parts <= std::min(most_parts, count); ++parts) {
+  for (std::int64_t parts = 1; parts <= std::min(most, count); ++parts) {
     if (parts > 1 && plan_.tiles * parts > std::max(4 * kWeightMultiprocessors, 2 * plan_.tiles)) break;
     const std::int64_t length = ceil_div(count, parts);
     if (ceil_div(count, length) != parts) continue;
@@ -113,10 +129,8 @@ inline bool WeightLastPlanner::split() {
     if (best < 0 || cost < best) best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
   }
   job.count = std::uint32_t(count);
-  plan_.partial_bytes = plan_.parts * plan_.launches * part_bytes;
-  plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
-  const std::int64_t bytes = plan_.partial_bytes + plan_.x.packed_bytes + plan_.y.packed_bytes;
-  return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount && bytes <= cap_;
+  plan_.partial_bytes = plan_.parts * all_bytes;
+  return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount;
 }
 
 inline bool WeightLastPlanner::sums() {
