@@ -49,6 +49,7 @@ struct UnitsJob {
   std::int32_t first_h, first_w;   // units
   std::int32_t shifts_h, vectors;  // vectors of a place
   std::int32_t filled;             // places of a strip
+  Divisor strip_places;            // the same
   std::int32_t ic, oc, columns;    // of a group
   std::int32_t in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, products;
   bool channels_first, paired;  // the order of columns: channels are the slowest; two columns are one aligned word or two

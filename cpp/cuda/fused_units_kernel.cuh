@@ -12,7 +12,8 @@ struct UnitsBlock {
   using Value = typename Tile::Value;
   using Sums = float[Tile::kN8][4];
   static constexpr int kVector = Tile::kVector,
-                       kAtATime = 24 / kVector;  // vectors that a thread fills in at a time: of 21 channels
+                       kAtATime = 24 / kVector;        // vectors of weights that a thread fills in at a time
+  static constexpr int kBatch = kVector == 4 ? 7 : 4;  // and of x
   struct alignas(16) Vector {
     Value v[kVector];
   };
@@ -52,20 +53,30 @@ struct UnitsBlock {
     to = *reinterpret_cast<const uint4*>(&values);
   }
 
-  // Neighbouring threads have neighbouring places.
+  // Vector number i of x, of which neighbouring ones are of neighbouring places, or zeros.
+  __device__ __forceinline__ Vector input(const Value* x, std::int32_t i) const {
+    std::uint32_t vector = std::uint32_t(i);
+    const std::int32_t first = first_tile * 64 - job.halo + job.shifts_h * std::int32_t(job.pitch.value);
+    std::uint32_t row = std::uint32_t(first) + take(job.strip_places, vector);
+    const std::int32_t iw = job.first_w - job.before + std::int32_t(take(job.pitch, row));
+    const std::int32_t ih = job.first_h - job.shifts_h + std::int32_t(row);
+    const bool exists = i < job.vectors * job.filled && std::uint32_t(ih) < std::uint32_t(job.in_h) &&
+                        std::uint32_t(iw) < std::uint32_t(job.in_w);
+    return gather(exists ? x + ih * job.x_h + iw * job.x_w : x, job.x_c, std::int32_t(vector) * kVector, exists);
+  }
+  // Threads wait for all loads of a batch together.
   __device__ __forceinline__ void fill_inputs(const Value* x) const {
     const Value* const own = x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c;
-    const std::int32_t first = first_tile * 64 - job.halo + job.shifts_h * std::int32_t(job.pitch.value);
-    const std::int32_t places = (end_tile - first_tile) * 64 + job.halo;
-    for (std::int32_t place = std::int32_t(threadIdx.x); place < places; place += kUnitThreads) {
-      std::uint32_t row = std::uint32_t(first + place);
-      const std::int32_t iw = job.first_w - job.before + std::int32_t(take(job.pitch, row));
-      const std::int32_t ih = job.first_h - job.shifts_h + std::int32_t(row);
-      const bool exists = std::uint32_t(ih) < std::uint32_t(job.in_h) && std::uint32_t(iw) < std::uint32_t(job.in_w);
-      const Value* const from = exists ? own + ih * job.x_h + iw * job.x_w : own;
-#pragma unroll kAtATime
-      for (std::int32_t v = 0; v < job.vectors; ++v)
-        put(memory[v * job.filled + place], gather(from, job.x_c, v * kVector, exists));
+    const std::int32_t count = job.vectors * job.filled;
+#pragma unroll 1
+    for (std::int32_t first = std::int32_t(threadIdx.x); first < count; first += kBatch * kUnitThreads) {
+      Vector batch[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) batch[k] = input(own, first + k * kUnitThreads);
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (first + k * kUnitThreads < count) put(memory[first + k * kUnitThreads], batch[k]);
+      }
     }
   }
 

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::int64_t kMostUnitCount = std::int64_t(1) << 30, kLeastUnitRun = 8;  // outputs of a unit in a row of y
 constexpr std::int64_t kMostUnitChannels = 32;                                     // of x, of which each block fills in its own
-// In cycles (H200): what a block takes beside; a vector that a thread fills in; a product of 64 columns; and bytes of y that a
-// multiprocessor puts in one.
-constexpr double kUnitStart = 1500, kUnitFill = 60, kUnitProduct = 32, kUnitStored = 18;
+// In cycles (H200): what a block takes beside; a vector that a thread fills in, of float32 and of 16-bit values; a product of 64
+// columns; and bytes of y that a multiprocessor puts in one.
+constexpr double kUnitStart = 2100, kUnitFill[] = {350, 600}, kUnitProduct = 32, kUnitStored[] = {18, 11};
 
 class UnitsPlanner {
  public:
@@ -112,6 +112,7 @@ class UnitsPlanner {
     job.strip_tiles = std::int32_t(ceil_div(job.tiles, strips));
     job.strips = make_divisor(ceil_div(job.tiles, job.strip_tiles));
     job.filled = job.strip_tiles * 64 + job.halo;
+    job.strip_places = make_divisor(job.filled);
     const std::int64_t shared = 16 * (std::int64_t(job.vectors) * job.filled + 2 * job.products * n_);
     const std::int64_t own = 1 << 11;  // of the system and of the kernel itself
     if (shared > shared_.of_block - own || job.vectors * job.filled >= 1 << 14) return;
@@ -120,7 +121,8 @@ class UnitsPlanner {
     const std::int64_t most = std::min<std::int64_t>(kUnitBlocks, shared_.of_multiprocessor / (shared + own));
     now_.shared_bytes = int(shared);
     now_.work = {blocks, std::max<std::int64_t>(1, std::min(most, ceil_div(blocks, multiprocessors_))), job.strip_tiles,
-                 ceil_div(job.filled, kUnitThreads) * job.vectors + ceil_div(2 * job.products * n_, std::int64_t(kUnitThreads)),
+                 ceil_div(std::int64_t(job.vectors) * job.filled, std::int64_t(kUnitThreads)) +
+                     ceil_div(2 * job.products * n_, std::int64_t(kUnitThreads)),
                  job.products};
     for (int i = 0; i < job.products; ++i) {
       const std::int32_t first = place_of(job.vector[2 * i]), second = place_of(job.vector[2 * i + 1]);
@@ -137,8 +139,9 @@ class UnitsPlanner {
 
   double cycles() const {
     const FusedUnitsWork& work = now_.work;
-    const double store = 64.0 * double(n_ * size_) / kUnitStored, multiply = double(work.products * n_) / 64 * kUnitProduct;
-    const double block = kUnitStart + double(work.filled) * kUnitFill;
+    const double store = 64.0 * double(n_ * size_) / kUnitStored[size_ == 2],
+                 multiply = double(work.products * n_) / 64 * kUnitProduct;
+    const double block = kUnitStart + double(work.filled) * kUnitFill[size_ == 2];
     const double waves = double(ceil_div(work.blocks, multiprocessors_ * work.resident));
     return waves * (block + double(work.resident * work.tiles) * std::max(store, multiply));
   }
