@@ -12,12 +12,15 @@ struct LastSourceJob {
   Divisor width, height;
   std::uint32_t pixels;  // of a sample
   std::int32_t channels, vectors;
-  bool paired;  // of 16-bit values: two pixels are one aligned word
+  bool paired;         // of 16-bit values: two pixels are one aligned word
+  bool lines;          // pixels follow one another in every channel, whole aligned vectors of 16 bytes
+  std::int32_t steps;  // of kSourcePixels, of a block: at most kSourceSteps
   std::int64_t n, c, d, h, w;
 };
 
-// A block turns kSourcePixels of as many channels as are 128 bytes: it reads rows of pixels and writes rows of channels.
-constexpr int kSourceThreads = 256, kSourcePixels = 64, kSourcePitch = 33;  // words of 4 bytes
+// A block turns some times kSourcePixels of as many channels as are 128 bytes: it reads rows of pixels and writes rows of
+// channels.
+constexpr int kSourceThreads = 256, kSourcePixels = 64, kSourceSteps = 2, kSourcePitch = 33;  // words of 4 bytes
 
 // Where pixel number `pixel` of a sample lies in a channel.
 UPFOLD_DEVICE std::int64_t source_pixel(const LastSourceJob& job, std::uint32_t pixel) {
@@ -70,28 +73,80 @@ UPFOLD_DEVICE void read_pairs(const LastSourceJob& job, const Bits* sample, std:
   }
 }
 
+// A lane has 16 bytes of pixels of one channel, or of two of 16-bit values, in all steps. Rows of 128 bytes of channels, vector v
+// of those of lane p % 8 at v ^ p: neither their words nor their vectors meet in a bank.
+template <typename Bits>
+UPFOLD_DEVICE void read_lines(const LastSourceJob& job, const Bits* sample, std::int32_t first_channel, std::uint32_t first_pixel,
+                              std::uint32_t* words) {
+  constexpr int kEach = 16 / int(sizeof(Bits)), kChannels = 4 / int(sizeof(Bits)), kPasses = kSourcePixels / (8 * kEach);
+  static_assert(kChannels * kPasses == 2, "vectors of a lane in a step");
+  const std::int32_t warp = std::int32_t(threadIdx.x) / 32, p = std::int32_t(threadIdx.x) % 8;
+  const std::int32_t word = std::int32_t(threadIdx.x) % 32 / 8, channel = first_channel + (warp * 4 + word) * kChannels;
+  uint4 values[kSourceSteps * 2];
+#pragma unroll
+  for (int i = 0; i < kSourceSteps * 2; ++i) {
+    const std::uint32_t pixel = first_pixel + i / kChannels * 8 * kEach + p * kEach;
+    const std::int32_t from = channel + i % kChannels - first_channel;
+    const bool exists = i / 2 < job.steps && pixel < job.pixels && first_channel + from < job.channels;
+    values[i] = exists ? *reinterpret_cast<const uint4*>(sample + from * job.c + pixel) : uint4{0, 0, 0, 0};
+  }
+#pragma unroll
+  for (int i = 0; i < kSourceSteps * 2; i += kChannels) {
+    std::uint32_t* const rows = words + (i / kChannels * 8 + p) * kEach * 32 + (warp ^ p) * 4 + word;
+    const std::uint32_t first[4] = {values[i].x, values[i].y, values[i].z, values[i].w};
+    if constexpr (kChannels == 1) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) rows[e * 32] = first[e];
+    } else {
+      const uint4& next = values[i + 1];
+      const std::uint32_t second[4] = {next.x, next.y, next.z, next.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rows[e * 32] = __byte_perm(first[e / 2], second[e / 2], e % 2 == 0 ? 0x5410 : 0x7632);
+    }
+  }
+}
+
 // One block of as many as there are samples, tiles of channels and tiles of pixels.
 template <typename Bits>
 UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, const Bits* from, uint4* to) {
-  constexpr int kChannels = 128 / int(sizeof(Bits));
-  __shared__ std::uint32_t words[kSourcePixels * kSourcePitch];
+  constexpr int kChannels = 128 / int(sizeof(Bits)), kEach = 16 / int(sizeof(Bits));
+  __shared__ alignas(16) std::uint32_t words[kSourceSteps * kSourcePixels * 32];
+  static_assert(kSourcePixels * kSourcePitch <= kSourceSteps * kSourcePixels * 32, "rows of one step, wider ones");
   std::uint32_t rest = block;
   const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, rest)) * kChannels;
-  const std::uint32_t first_pixel = take(job.pixel_tiles, rest) * kSourcePixels;
+  const std::uint32_t first_pixel = take(job.pixel_tiles, rest) * std::uint32_t(job.steps * kSourcePixels);
   const Bits* const sample = from + std::int64_t(rest) * job.n + first_channel * job.c;
-  if (sizeof(Bits) == 2 && job.paired) {
-    read_pairs(job, sample, first_channel, first_pixel, words);
-  } else {
-    read_pixels(job, sample, first_channel, first_pixel, words);
-  }
-  __syncthreads();  // rows are complete
   uint4* const own = to + (std::int64_t(rest) * job.pixels + first_pixel) * job.vectors + first_channel / kChannels * 8;
+  const std::int32_t vector = std::int32_t(threadIdx.x) % 8;
+  const bool has_vector = first_channel / kChannels * 8 + vector < job.vectors;
+  if (job.lines) {
+    read_lines(job, sample, first_channel, first_pixel, words);
+    __syncthreads();  // rows are complete
 #pragma unroll
-  for (int i = 0; i < kSourcePixels * 8 / kSourceThreads; ++i) {
-    const std::int32_t number = i * kSourceThreads + std::int32_t(threadIdx.x), pixel = number / 8, vector = number % 8;
-    if (first_pixel + pixel >= job.pixels || first_channel / kChannels * 8 + vector >= job.vectors) continue;
-    const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
-    own[std::int64_t(pixel) * job.vectors + vector] = {v[0], v[1], v[2], v[3]};
+    for (int i = 0; i < kSourceSteps * kSourcePixels * 8 / kSourceThreads; ++i) {
+      const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
+      if (pixel >= job.steps * kSourcePixels || first_pixel + pixel >= job.pixels || !has_vector) continue;
+      own[std::int64_t(pixel) * job.vectors + vector] =
+          *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4);
+    }
+    return;
+  }
+  for (std::int32_t step = 0; step < job.steps; ++step) {
+    const std::uint32_t first = first_pixel + step * kSourcePixels;
+    if (step > 0) __syncthreads();  // the rows before are written
+    if (sizeof(Bits) == 2 && job.paired) {
+      read_pairs(job, sample, first_channel, first, words);
+    } else {
+      read_pixels(job, sample, first_channel, first, words);
+    }
+    __syncthreads();  // rows are complete
+#pragma unroll
+    for (int i = 0; i < kSourcePixels * 8 / kSourceThreads; ++i) {
+      const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
+      if (first + pixel >= job.pixels || !has_vector) continue;
+      const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
+      own[std::int64_t(step * kSourcePixels + pixel) * job.vectors + vector] = {v[0], v[1], v[2], v[3]};
+    }
   }
 }
 

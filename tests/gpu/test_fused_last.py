@@ -51,6 +51,10 @@ def _behind_one(x):
     return room[1:].view(shape).permute(0, x.dim() - 1, *range(1, x.dim() - 1)).copy_(x)
 
 
+def _planes_behind_one(x):
+    return torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
+
+
 def _reversed_axes(x):
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
@@ -62,6 +66,7 @@ STORAGES = {
     "behind one": _behind_one,
     "reversed axes": _reversed_axes,
     "contiguous": torch.Tensor.contiguous,
+    "planes behind one": _planes_behind_one,
 }
 
 
@@ -156,6 +161,21 @@ def test_planes_are_exact(name, dtype, device):
     for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
         with use_config(config):
             assert_exact(execute.conv(g, w, size, arguments, "fused"), want, f"config {config}")
+
+
+@TYPES
+@pytest.mark.parametrize("storage", ["contiguous", "behind one", "reversed axes"])
+def test_a_large_source_is_exact(storage, dtype, device):
+    """Blocks that pack it take several steps."""
+    layer = cases.find("sam-64-32@128")
+    case = dataclasses.replace(layer, in_channels=32, out_channels=16, in_size=(384, 512), batch=1)
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    x = {"contiguous": torch.clone, "behind one": _planes_behind_one, "reversed axes": _reversed_axes}[storage](x)
+    configs = _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device)
+    for config in configs:
+        with use_config(config):
+            assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
