@@ -272,7 +272,7 @@ struct LastPackJob {
   Divisor channels, kernel_h, kernel_w;  // of the result in a group
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
-  bool flat, turned;
+  bool flat, turned, by_channel;                        // by_channel: threads follow channels of the result, not taps
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];
 };
@@ -288,8 +288,11 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
   const std::uint32_t number = block * kLastPackThreads + threadIdx.x;
   if (number >= job.count) return;
   std::uint32_t rest = number;
+  // Neighbouring threads read what lies together in w: the taps of one channel, or of one tap the channels of the result.
+  std::int32_t row = job.by_channel ? std::int32_t(take(job.columns, rest)) : 0;
   const std::int32_t pair = std::int32_t(take(job.pairs, rest)), vector = std::int32_t(take(job.vectors, rest));
-  const std::int32_t row = std::int32_t(take(job.columns, rest)), chunk = std::int32_t(take(job.chunks, rest));
+  if (!job.by_channel) row = std::int32_t(take(job.columns, rest));
+  const std::int32_t chunk = std::int32_t(take(job.chunks, rest));
   const std::uint32_t tile = rest;
   const std::int32_t column_tile = std::int32_t(take(job.column_tiles, rest)), vectors = std::int32_t(job.vectors.value);
   const std::int32_t in_tile = job.turned ? row : channel_of_column<int(sizeof(Value))>(row);

@@ -207,6 +207,7 @@ class LastPlanner : LastCutter {
     pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.turned = tile_.turned;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
+    pack.by_channel = job.flat || pack.w_result == 1;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;
     pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
     plan_.packed_bytes = 16 * count;
