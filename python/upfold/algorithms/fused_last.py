@@ -25,6 +25,7 @@ class _Rates(NamedTuple):
     loaded: float  # bytes that a multiprocessor gets in a cycle
     stored: float  # bytes that it puts
     in_planes: float  # the same where channels are not innermost
+    turned: float  # and of turned tiles
     memory: float  # of a megabyte of the operands, at the least
     packed: float  # of a megabyte of the weight
     source: float  # of a megabyte of the source that is packed first
@@ -36,10 +37,10 @@ class _Rates(NamedTuple):
 
 # Of float32 rounded to TF32, and of 16-bit values.
 _RATES = (
-    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 0.275, 0.634, 0.586, 1.35, 0.341, 1.58,
-           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.95, 1.11, 1.11, 0.95, 1.2, 0.7, 1.2, 1.2, 1.3)),
-    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 0.183, 0.794, 0.75, 1.76, 0.386, 1.69,
-           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.95, 1.11, 1.11, 0.95, 1.2, 0.7, 1.2, 1.2, 1.3)),
+    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 0.341, 1.58,
+           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6)),
+    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 0.386, 1.69,
+           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6)),
 )  # fmt: skip
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
 _TURNED = 9
@@ -50,8 +51,10 @@ _EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
 # are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16 bits); and where
 # the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
-# Of turned tiles: of results that lie together, of those that lie apart, and where rows are not whole vectors.
-_TURNED_WHOLE, _TURNED_SCATTERED, _TURNED_PARTS = 1.05, 4.0, 1.2
+# Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
+# cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
+# whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
+_TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 3.4, 1.9, 6.0, 1.1
 _BESIDE = 0.05  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
 
 
@@ -78,14 +81,14 @@ def _in_order(problem: Problem) -> bool:
 
 
 def _turned(problem: Problem, phases: int) -> float:
-    """The same of turned tiles: whether the phases of a set are a row's, and rows are whole vectors."""
+    """How many times as long a turned tile stores: where phases of a set are not all of a row, or rows no whole vectors."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
     stride, width = (problem.stride[2], problem.out_size[2]) if forward else (1, problem.in_size[2])
-    joined = 1
+    size, joined = DTYPE_BYTES[problem.dtype], 1
     if width >= stride:
         joined = 3 if (phases, stride) == (4, 3) else max(j for j in (1, 2, phases) if phases % j == 0 and stride % j == 0)
-    whole = 1.0 if width * DTYPE_BYTES[problem.dtype] % 16 == 0 else _TURNED_PARTS
-    return whole * (_TURNED_WHOLE if joined == stride else _APART if joined > 1 else _TURNED_SCATTERED)
+    together = 1.0 if joined == stride else _TURNED_APART if joined > 1 else _TURNED_SCATTERED
+    return together * (1.0 if width * size % 16 == 0 else _TURNED_SINGLE if width * size % 4 else _TURNED_PARTS)
 
 
 def _storing(problem: Problem, config: int, phases: int) -> float:
@@ -93,9 +96,7 @@ def _storing(problem: Problem, config: int, phases: int) -> float:
     forward = problem.operator is Operator.CONV_TRANSPOSE
     if _in_order(problem):
         return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
-    if config >= _TURNED:
-        return _turned(problem, phases)
-    if not forward:
+    if not forward or config >= _TURNED:
         return 1.0
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:
@@ -129,13 +130,16 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         pair = columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
-        store = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes)
+        store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
+        if config >= _TURNED:
+            store, tile = rows * columns * phases * size / rates.turned * _turned(problem, phases), _TURNED_TILE
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
-        time = waves * (multiply + load + store + rates.tile) / _CYCLES
+        time = waves * (multiply + load + store + tile) / _CYCLES
         time *= _storing(problem, config, phases) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
         time += 1e-6 * (packed * rates.packed + source * rates.source + partial * rates.partial)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + _BESIDE * min(time, least)
+        predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
     return predicted
