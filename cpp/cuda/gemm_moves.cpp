@@ -1,5 +1,7 @@
 #include "gemm_moves.h"
 
+#include "gemm_weight.h"
+
 namespace upfold::cuda {
 namespace {
 
@@ -68,6 +70,7 @@ void GemmMoves::copy_x(const GemmBlock& block) const {
 
 void GemmMoves::copy_weight() const {
   if (plan_.repack_weight) {
+    if (turn_weight(launch_, p_, operands_.w, workspace(plan_.weight_at))) return;
     im2col(launch_, weight_problem(p_), weight_block(p_, {0, p_.in_channels}, {0, out_channels_per_group(p_)}), p_.dtype,
            operands_.w, workspace(plan_.weight_at));
   } else if (plan_.deep_weight) {
