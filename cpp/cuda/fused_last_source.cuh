@@ -12,9 +12,9 @@ struct LastSourceJob {
   Divisor width, height;
   std::uint32_t pixels;  // of a sample
   std::int32_t channels, vectors;
-  bool paired;         // of 16-bit values: two pixels are one aligned word
-  bool lines;          // pixels follow one another in every channel, whole aligned vectors of 16 bytes
-  std::int32_t steps;  // of kSourcePixels, of a block: at most kSourceSteps
+  bool paired;             // of 16-bit values: two pixels are one aligned word
+  bool lines;              // pixels follow one another in every channel, whole aligned vectors of 16 bytes
+  std::int32_t steps = 1;  // of kSourcePixels, of a block: at most kSourceSteps
   std::int64_t n, c, d, h, w;
 };
 
