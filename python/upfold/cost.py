@@ -134,14 +134,23 @@ def _gemm_on_gpu(problem: Problem) -> float:
     if _has_one_tap(problem) and more > 0:  # x is turned, and its columns turned back
         return 3 * _GPU_LAUNCH_SECONDS + product + 3.0 * memory
     if _has_one_tap(problem) or (problem.in_pixels == 1 and not any(problem.padding)):  # its columns are y
-        return _GPU_LAUNCH_SECONDS + max(product, memory)
+        return _GPU_LAUNCH_SECONDS + max(product, memory) + _turning_seconds(problem)
     seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + 2.0 * columns * element / _GPU_BYTES + more
+    seconds += _turning_seconds(problem)
     spans = problem.kernel_size[2] // problem.stride[2]
     if problem.groups > 1 or problem.dilation[2] > 1 or spans < 2:
         return seconds
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans
     moved = memory + (2.0 * columns * element / spans + windows) / _GPU_BYTES + more
     return min(seconds, 2 * _GPU_LAUNCH_SECONDS + _GPU_WINDOW_SECONDS + _GPU_WINDOW_FACTOR * product + moved)
+
+
+def _turning_seconds(problem: Problem) -> float:
+    """What a weight in channels_last costs, which is made a matrix first: a launch, and its bytes read and written."""
+    if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1:
+        return 0.0
+    elements = problem.in_channels * problem.out_channels_per_group * problem.taps
+    return _GPU_LAUNCH_SECONDS + 2.0 * elements * DTYPE_BYTES[problem.dtype] / _GPU_BYTES
 
 
 def _innermost_seconds(problem: Problem, columns: int) -> float:
