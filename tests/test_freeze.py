@@ -59,7 +59,9 @@ def frozen(device, **options):
 )
 def test_the_same_bits(options, dtype, device):
     layer, x = make(device, dtype=dtype, **options)
-    for config in packing_configs(layer, x, output_padding=(1, 0)):
+    configs = packing_configs(layer, x, output_padding=(1, 0))
+    assert configs
+    for config in configs:
         with torch.no_grad(), use_config(config):
             calls = (lambda: layer(x), lambda: layer(x[0]), lambda: layer(x, output_size=(17, 16)))  # noqa: B023
             want = [call() for call in calls]

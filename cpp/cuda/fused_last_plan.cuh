@@ -235,20 +235,15 @@ class LastPlanner : LastCutter {
   }
   void pack_source(const Strides& s, std::int64_t vectors, std::int64_t pixels) {
     LastSourceJob& job = plan_.source_pack;
-    job.channel_tiles = make_divisor(ceil_div(vectors, std::int64_t(8)));
+    job = source_job(s, source_channels() * p_.groups, vectors, pixels, source_size_[2], source_size_[1]);
     // Two steps of a block where that leaves each multiprocessor some blocks.
-    const std::int64_t blocks = plan_.batch * job.channel_tiles.value * ceil_div(pixels, std::int64_t(kSourcePixels));
+    const std::int64_t blocks = plan_.batch * job.channel_tiles.value * job.pixel_tiles.value;
     job.steps = pixels > kSourcePixels && blocks > kSourceSteps * 8 * kLastAimBlocks ? kSourceSteps : 1;
     job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels * job.steps)));
-    job.width = make_divisor(source_size_[2]), job.height = make_divisor(source_size_[1]);
-    job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(source_channels() * p_.groups);
-    job.vectors = std::int32_t(vectors);
-    job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
     const std::int64_t whole = 16 / element_, flat_h = source_size_[2], flat_d = flat_h * source_size_[1];
     const bool flat =
         (s.w == 1 || source_size_[2] == 1) && (s.h == flat_h || source_size_[1] == 1) && (s.d == flat_d || source_size_[0] == 1);
     job.lines = flat && (s.n | s.c | pixels) % whole == 0;
-    job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | source_size_[2]) & 1) == 0;
   }
 
   void describe_source(const Strides& s) {

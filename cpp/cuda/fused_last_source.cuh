@@ -22,6 +22,21 @@ struct LastSourceJob {
 // channels.
 constexpr int kSourceThreads = 256, kSourcePixels = 64, kSourceSteps = 2, kSourcePitch = 33;  // words of 4 bytes
 
+#ifndef __CUDACC_RTC__
+// Samples of `pixels` pixels, rows of `width` and planes of `height` rows, to rows of `vectors` vectors: one step of a block.
+inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::int64_t vectors, std::int64_t pixels,
+                                std::int64_t width, std::int64_t height) {
+  LastSourceJob job = {};
+  job.channel_tiles = make_divisor(ceil_div(vectors, std::int64_t(8)));
+  job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels)));
+  job.width = make_divisor(width), job.height = make_divisor(height);
+  job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(channels), job.vectors = std::int32_t(vectors);
+  job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
+  job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | width) & 1) == 0;
+  return job;
+}
+#endif
+
 // Where pixel number `pixel` of a sample lies in a channel.
 UPFOLD_DEVICE std::int64_t source_pixel(const LastSourceJob& job, std::uint32_t pixel) {
   const std::uint32_t w = take(job.width, pixel), h = take(job.height, pixel);

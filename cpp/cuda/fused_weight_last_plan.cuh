@@ -79,13 +79,7 @@ class WeightLastPlanner : WeightLastTaps {
     const std::int64_t vectors = ceil_div(channels, vector_), pixels = sizes[0] * sizes[1] * sizes[2];
     Strides result = s;
     if (!lies_in_boxes(s, sizes)) {
-      LastSourceJob& job = own.pack;
-      job.channel_tiles = make_divisor(ceil_div(vectors, std::int64_t(8)));
-      job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels)));
-      job.width = make_divisor(sizes[0]), job.height = make_divisor(sizes[1]);
-      job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(channels), job.vectors = std::int32_t(vectors);
-      job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
-      job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | sizes[0]) & 1) == 0;
+      own.pack = source_job(s, channels, vectors, pixels, sizes[0], sizes[1]);
       own.packed_bytes = 16 * vectors * pixels;  // of a sample
       result = {0, 1, 0, 0, 0};
     }

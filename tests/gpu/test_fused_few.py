@@ -151,7 +151,9 @@ def test_results_keep_the_rounding_rule(family, name, format, device):
     case = cases.find(name).scaled(LIMIT)
     (x, w, b), want, magnitude, oracle = forward_case.__wrapped__(case, torch.float32, device)
     x = x.contiguous(memory_format=FORMATS[format])
-    for config in _tiles(family, _problem((x, w, b), case), device):
+    # Rows of 21 channels are no multiples of 16 bytes.
+    found = _configs if format == "contiguous" else _tiles
+    for config in found(family, _problem((x, w, b), case), device):
         with use_config(config):
             check(ours((x, w, b), case.geometry, "fused"), want, oracle, magnitude, f"config {config}")
 
