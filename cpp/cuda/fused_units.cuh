@@ -52,7 +52,8 @@ struct UnitsJob {
   Divisor strip_places;            // the same
   std::int32_t ic, oc, columns;    // of a group
   std::int32_t in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, products;
-  bool channels_first, paired;  // the order of columns: channels are the slowest; two columns are one aligned word or two
+  bool channels_first;    // the order of columns: channels are the slowest
+  std::int32_t together;  // columns whose outputs are an aligned run in y: 1, 2 or 4
   Activation activation;
   float slope;
   std::int64_t x_n, x_c, x_h, x_w, y_n, y_c, y_h, y_w, w_ic, w_oc, w_h, w_w;

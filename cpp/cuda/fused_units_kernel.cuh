@@ -13,12 +13,13 @@ struct UnitsBlock {
   using Sums = float[Tile::kN8][4];
   static constexpr int kVector = Tile::kVector,
                        kAtATime = 24 / kVector;        // vectors of weights that a thread fills in at a time
-  static constexpr int kBatch = kVector == 4 ? 7 : 4;  // and of x
+  static constexpr int kBatch = kVector == 4 ? 3 : 2;  // pairs of those of x
   struct alignas(16) Vector {
     Value v[kVector];
   };
-  struct alignas(2 * sizeof(Value)) Pair {
-    Value v[2];
+  template <int kCount>
+  struct alignas(kCount * sizeof(Value)) Run {
+    Value v[kCount];
   };
 
   const UnitsJob& job;
@@ -32,19 +33,27 @@ struct UnitsBlock {
   static __device__ __forceinline__ __half rounded(__half v) { return v; }
   static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
 
+  // An element, or zero. The compiler must not move the load behind products, to where its value is used.
+  static __device__ __forceinline__ Value load(const Value* from, bool exists) {
+    const auto address = __cvta_generic_to_global(from);
+    if constexpr (sizeof(Value) == 4) {
+      std::uint32_t bits;
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
+                   : "=r"(bits) : "l"(address), "r"(std::int32_t(exists)));
+      return __uint_as_float(bits);
+    } else {
+      std::uint16_t bits;
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
+                   : "=h"(bits) : "l"(address), "r"(std::int32_t(exists)));
+      return *reinterpret_cast<const Value*>(&bits);
+    }
+  }
   // A vector of channels from `channel` on, `step` elements apart, behind an address; zeros where there are none. All loads are
-  // begun before any is asked for, and stay inside the tensor.
+  // begun before any is asked for.
   __device__ __forceinline__ Vector gather(const Value* from, std::int64_t step, std::int32_t channel, bool exists) const {
     Vector values;
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      const std::int32_t last = job.ic - 1, own = channel + e;
-      values.v[e] = from[(own < last ? own : last) * step];
-    }
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      if (!exists || channel + e >= job.ic) values.v[e] = Narrow<Value>::from(0.0f);
-    }
+    for (int e = 0; e < kVector; ++e) values.v[e] = load(from + (channel + e) * step, exists && channel + e < job.ic);
     return values;
   }
   static __device__ __forceinline__ void put(uint4& to, Vector values) {
@@ -53,34 +62,53 @@ struct UnitsBlock {
     to = *reinterpret_cast<const uint4*>(&values);
   }
 
-  // Vector number i of x, of which neighbouring ones are of neighbouring places, or zeros.
-  __device__ __forceinline__ Vector input(const Value* x, std::int32_t i) const {
-    std::uint32_t vector = std::uint32_t(i);
+  // Where a place of the strip reads x, and whether that is inside.
+  struct Source {
+    const Value* from;
+    bool exists;
+  };
+  __device__ __forceinline__ Source source(const Value* x, std::int32_t place) const {
     const std::int32_t first = first_tile * 64 - job.halo + job.shifts_h * std::int32_t(job.pitch.value);
-    std::uint32_t row = std::uint32_t(first) + take(job.strip_places, vector);
+    std::uint32_t row = std::uint32_t(first + place);
     const std::int32_t iw = job.first_w - job.before + std::int32_t(take(job.pitch, row));
     const std::int32_t ih = job.first_h - job.shifts_h + std::int32_t(row);
-    const bool exists = i < job.vectors * job.filled && std::uint32_t(ih) < std::uint32_t(job.in_h) &&
-                        std::uint32_t(iw) < std::uint32_t(job.in_w);
-    return gather(exists ? x + ih * job.x_h + iw * job.x_w : x, job.x_c, std::int32_t(vector) * kVector, exists);
+    const bool exists = std::uint32_t(ih) < std::uint32_t(job.in_h) && std::uint32_t(iw) < std::uint32_t(job.in_w);
+    return {exists ? x + ih * job.x_h + iw * job.x_w : x, exists};
   }
-  // Threads wait for all loads of a batch together.
+  // Pairs of vectors of a place, of which neighbouring ones are of neighbouring places. Threads wait for all loads of a batch
+  // together.
   __device__ __forceinline__ void fill_inputs(const Value* x) const {
-    const Value* const own = x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c;
-    const std::int32_t count = job.vectors * job.filled;
+    const std::int32_t count = (job.vectors + 1) / 2 * job.filled;
 #pragma unroll 1
     for (std::int32_t first = std::int32_t(threadIdx.x); first < count; first += kBatch * kUnitThreads) {
-      Vector batch[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) batch[k] = input(own, first + k * kUnitThreads);
+      Vector batch[kBatch][2];
+      std::int32_t to[kBatch];
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        if (first + k * kUnitThreads < count) put(memory[first + k * kUnitThreads], batch[k]);
+        std::uint32_t pair = std::uint32_t(first + k * kUnitThreads);
+        const bool is_there = std::int32_t(pair) < count;
+        const std::int32_t place = std::int32_t(take(job.strip_places, pair)), vector = 2 * std::int32_t(pair);
+        const Source own = source(x, place);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) batch[k][i] = gather(own.from, job.x_c, (vector + i) * kVector, own.exists && is_there);
+        to[k] = is_there ? vector * job.filled + place : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (to[k] < 0) continue;
+        put(memory[to[k]], batch[k][0]);
+        if (to[k] + job.filled < job.vectors * job.filled) put(memory[to[k] + job.filled], batch[k][1]);
       }
     }
   }
 
-  // A thread's column of the weights: neighbouring threads have neighbouring ones.
+  // The column of the block behind a column of its products. Of 16-bit values a lane's two columns of each eight are followed by
+  // its two of the next eight, so that four outputs of a lane are neighbours.
+  static __device__ __forceinline__ std::int32_t column_of(std::int32_t number) {
+    return sizeof(Value) == 4 ? number : number / 16 * 16 + number % 8 / 2 * 4 + number / 8 % 2 * 2 + number % 2;
+  }
+
+  // A thread's column of the weights: neighbouring threads have nearly neighbouring ones.
   struct Column {
     const Value* from;
     std::int32_t number;
@@ -88,9 +116,9 @@ struct UnitsBlock {
   };
   static constexpr std::int32_t kTurns = kUnitThreads / Tile::kN;  // vectors of a column between a thread's
   __device__ __forceinline__ Column own_column(const Value* w) const {
-    const std::int32_t number = std::int32_t(threadIdx.x) % Tile::kN;
-    const UnitsPhase phase = units_phase(job, first_column + number);
-    const bool exists = first_column + number < job.columns;
+    const std::int32_t number = std::int32_t(threadIdx.x) % Tile::kN, column = first_column + column_of(number);
+    const UnitsPhase phase = units_phase(job, column);
+    const bool exists = column < job.columns;
     const Value* const own = w + std::int64_t(group) * job.ic * job.w_ic;
     return {exists ? own + phase.oc * job.w_oc + phase.h * job.w_h + phase.w * job.w_w : own, number, exists};
   }
@@ -121,7 +149,7 @@ struct UnitsBlock {
 
   __device__ __forceinline__ void fill_columns(const Value* bias) const {
     for (std::int32_t i = std::int32_t(threadIdx.x); i < Tile::kN; i += kUnitThreads) {
-      const std::int32_t column = first_column + i;
+      const std::int32_t column = first_column + column_of(i);
       UnitsColumn own = {-1, 0.0f, 0, 0};
       if (column < job.columns) {
         const UnitsPhase phase = units_phase(job, column);
@@ -199,14 +227,11 @@ struct UnitsBlock {
       with_activation(job.activation, job.slope, ActivateAll{sums});
     }
     const bool simple = first.whole == first.exists && second.whole == second.exists;
-    if (job.paired && first_column + Tile::kN <= job.columns && __all_sync(~0u, simple)) {
-#pragma unroll
-      for (int j = 0; j < Tile::kN8; ++j) {
-        const std::int32_t at = columns[8 * j + own].at;
-        if (first.whole) *reinterpret_cast<Pair*>(first.y + at) = pair(sums[j][0], sums[j][1]);
-        if (second.whole) *reinterpret_cast<Pair*>(second.y + at) = pair(sums[j][2], sums[j][3]);
+    if (job.together > 1 && first_column + Tile::kN <= job.columns && __all_sync(~0u, simple)) {
+      if constexpr (sizeof(Value) == 2) {
+        if (job.together == 4) return store_runs<2>(sums, first, second);
       }
-      return;
+      return store_runs<1>(sums, first, second);
     }
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
@@ -214,15 +239,32 @@ struct UnitsBlock {
       store_parts(second, 8 * j + own, {sums[j][2], sums[j][3]});
     }
   }
-  static __device__ __forceinline__ Pair pair(float a, float b) { return {{Narrow<Value>::from(a), Narrow<Value>::from(b)}}; }
+  // Two outputs of each of so many groups of eight columns together: 8 bytes where those are 16-bit values. More are no faster.
+  template <int kGroups>
+  __device__ __forceinline__ void store_runs(const Sums& sums, const Place& first, const Place& second) const {
+    const std::int32_t own = std::int32_t(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int j = 0; j < Tile::kN8; j += kGroups) {
+      const std::int32_t at = columns[8 * j + own].at;
+      Run<2 * kGroups> above, below;
+#pragma unroll
+      for (int i = 0; i < 2 * kGroups; ++i) {
+        above.v[i] = Narrow<Value>::from(sums[j + i / 2][i % 2]), below.v[i] = Narrow<Value>::from(sums[j + i / 2][2 + i % 2]);
+      }
+      if (first.whole) *reinterpret_cast<Run<2 * kGroups>*>(first.y + at) = above;
+      if (second.whole) *reinterpret_cast<Run<2 * kGroups>*>(second.y + at) = below;
+    }
+  }
 
-  // The warpgroups take tiles in turn.
+  // The warpgroups take tiles in turn: one multiplies while the other stores.
   __device__ __forceinline__ void run_tiles(Value* y) const {
-    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0);
+    const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x / 32), 0), warpgroup = warp / 4;
 #pragma unroll 1
-    for (std::int32_t tile = first_tile + warp / 4; tile < end_tile; tile += kUnitThreads / 128) {
+    for (std::int32_t tile = first_tile + warpgroup; tile < end_tile; tile += kUnitThreads / 128) {
+      if (tile > first_tile) meet<kUnitThreads>(1 + warpgroup);
       Sums sums = {};
       multiply(sums, tile);
+      if (tile + 1 < end_tile) arrive<kUnitThreads>(2 - warpgroup);
       const std::int32_t place = tile * 64 + warp % 4 * 16 + std::int32_t(threadIdx.x) % 32 / 4;
       store(sums, place_of(y, place), place_of(y, place + 8));
     }
@@ -231,7 +273,7 @@ struct UnitsBlock {
   __device__ __forceinline__ void run(const Value* x, const Value* w, const Value* bias, Value* y) const {
     Vector held[kAtATime];
     load_weights(w, held);
-    fill_inputs(x);
+    fill_inputs(x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c);
     fill_weights(w, held);
     fill_columns(bias);
     publish_to_products();

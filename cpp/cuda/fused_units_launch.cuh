@@ -24,7 +24,7 @@ namespace upfold::cuda {
 template <typename Value>
 void run_units(const Launch& launch, const UnitsPlan& plan, int config, const FusedOperands& operands) {
   UnitsJob job = plan.job;
-  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(operands.y) % (2 * sizeof(Value)) == 0;
+  while (reinterpret_cast<std::uintptr_t>(operands.y) % (std::size_t(job.together) * sizeof(Value)) != 0) job.together /= 2;
   const auto x = static_cast<const Value*>(operands.x), w = static_cast<const Value*>(operands.w);
   const auto bias = static_cast<const Value*>(operands.bias);
   const Grid grid{unsigned(plan.work.blocks), unsigned(kUnitThreads), plan.shared_bytes};

@@ -245,6 +245,10 @@ UPFOLD_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kNumber), "n"(kThreads) : "memory");
 }
 template <int kThreads>
+UPFOLD_DEVICE void arrive(std::int32_t number) {  // and does not wait for the others
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+}
+template <int kThreads>
 UPFOLD_DEVICE void meet(std::int32_t number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
 }

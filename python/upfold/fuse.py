@@ -27,7 +27,8 @@ def fuse(model: nn.Module) -> FuseReport:
     can. A part runs its graph in evaluation mode, when no gradient is asked for, on tensors for its required arguments; in every
     other case, and with hooks on what was fused, it runs its own forward. So training goes on as before. Parameters and the
     state_dict stay the model's; folded weights are copies, made anew after ``train()``, ``eval()``, ``to()``,
-    ``load_state_dict()`` and changes in place.
+    ``load_state_dict()`` and changes in place. Nobody else has these, so that what kernels pack of them is kept from call to
+    call, as `freeze` keeps it, until `unfreeze`.
 
     A graph holds what the forward's Python decided when it was made: call `fuse` again after changing attributes of the model,
     and after changing weights of a model that ``torch.compile`` has compiled already.

@@ -33,7 +33,7 @@ def fold_batch_norm(twin: Any, norm: Any) -> bool:
     """Give the twin a weight and bias of its own, which scale and shift as the batch norm does in evaluation mode.
 
     ``(y - mean) / sqrt(var + eps) * gamma + beta`` is one factor and one summand for each output channel. They are computed in
-    float64 and rounded once.
+    float64 and rounded once. What a kernel packs of that weight is kept, as by `freeze`.
 
     Returns:
         Whether that was done: not where the rounded weights would leave the range in which their type keeps all its digits.
@@ -55,6 +55,7 @@ def fold_batch_norm(twin: Any, norm: Any) -> bool:
         return False
     entries = {"weight": folded, "bias": bias.to(weight.dtype)}
     twin._parameters = {name: nn.Parameter(value, requires_grad=False) for name, value in entries.items()}
+    twin.__dict__["_frozen"] = frozen.Copies(twin.weight)  # nobody else has this weight: it cannot be stale
     return True
 
 
