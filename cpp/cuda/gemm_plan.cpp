@@ -68,7 +68,8 @@ class Planner {
     plan_.to_result = !windowed() && product_is_result();
     plan_.outer = !windowed() && outer_product();
     plan_.column_dtype = over_outputs_ && (plan_.outer || !columns_are_exact()) ? sum_dtype(p.dtype) : p.dtype;
-    plan_.repack_weight = !windowed() && p.op != Operator::kConvTransposeWeight && !weight_is_matrix();
+    plan_.tap_rows = !windowed() && over_outputs_ && !options.atomic && !weight_is_matrix() && weight_is_tap_matrix();
+    plan_.repack_weight = !windowed() && p.op != Operator::kConvTransposeWeight && !plan_.tap_rows && !weight_is_matrix();
     plan_.deep_weight = !windowed() && deep_weight_pays();
   }
 
@@ -81,6 +82,10 @@ class Planner {
     const std::int64_t fixed = plan_.cublas_bytes + weight_bytes(),
                        aim = options_.chunk_bytes > 0 ? fixed + options_.chunk_bytes : options_.workspace_cap;
     const Blocking blocking = choose(std::min(aim, options_.workspace_cap));
+    if (plan_.tap_rows && blocking.channels < p_.out_channels) {  // channels of a block would lie apart
+      plan_.tap_rows = false, plan_.repack_weight = true;
+      return plan();
+    }
     plan_.possible = total(blocking) <= options_.workspace_cap;
     lay_out(blocking, plan_);
     if (plan_.possible) list(blocking);
@@ -94,6 +99,18 @@ class Planner {
     const bool taps_dense = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
                             (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h);
     return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
+  }
+
+  // Whether a tensor of (channels, taps) has channels innermost and is dense.
+  bool is_tap_matrix(const Strides& s, std::int64_t channels) const {
+    return (channels == 1 || s.c == 1) && (p_.kernel_w == 1 || s.w == channels) &&
+           (p_.kernel_h == 1 || s.h == p_.kernel_w * channels) &&
+           (p_.kernel_d == 1 || s.d == p_.kernel_h * p_.kernel_w * channels);
+  }
+  // Or as (in_channels, taps * out_channels), as channels_last has it.
+  bool weight_is_tap_matrix() const {
+    const bool apart = p_.in_channels == 1 || p_.w.n >= kernel_taps(p_) * p_.out_channels;
+    return p_.groups == 1 && apart && is_tap_matrix(p_.w, p_.out_channels);
   }
 
   bool windowed() const { return plan_.window.taps > 0; }
@@ -112,16 +129,17 @@ class Planner {
 
   // One pixel whose taps are the outputs in order, nothing added.
   bool product_is_result() const {
-    if (!over_outputs_ || options_.atomic || options_.has_bias || p_.activation != Activation::kNone || !weight_is_matrix())
-      return false;
+    if (!over_outputs_ || options_.atomic || options_.has_bias || p_.activation != Activation::kNone) return false;
     for (const Axis& a : axes_.axis) {
       if (a.in != 1 || a.pad != 0 || a.out != a.kernel) return false;
     }
     const std::int64_t taps = kernel_taps(p_);
     const bool taps_dense = (p_.kernel_w == 1 || p_.y.w == 1) && (p_.kernel_h == 1 || p_.y.h == p_.kernel_w) &&
                             (p_.kernel_d == 1 || p_.y.d == p_.kernel_h * p_.kernel_w);
-    return taps_dense && (p_.out_channels == 1 || p_.y.c == taps) && (p_.batch == 1 || p_.y.n >= p_.out_channels * taps) &&
-           (p_.in_channels == 1 || p_.x.c == 1) && (p_.batch == 1 || p_.x.n >= p_.in_channels);
+    const bool planes = weight_is_matrix() && taps_dense && (p_.out_channels == 1 || p_.y.c == taps);
+    const bool pixels = weight_is_tap_matrix() && is_tap_matrix(p_.y, p_.out_channels);
+    return (planes || pixels) && (p_.batch == 1 || p_.y.n >= p_.out_channels * taps) && (p_.in_channels == 1 || p_.x.c == 1) &&
+           (p_.batch == 1 || p_.x.n >= p_.in_channels);
   }
 
   bool outer_product() const {
@@ -133,7 +151,8 @@ class Planner {
 
   bool deep_weight_pays() const {
     const std::int64_t depth = in_channels_per_group(p_), rows = out_channels_per_group(p_) * kernel_taps(p_);
-    if (!over_outputs_ || !tf32() || plan_.to_result || plan_.outer || plan_.repack_weight || depth * 4 % 16 != 0) return false;
+    if (!over_outputs_ || !tf32() || plan_.to_result || plan_.outer || depth * 4 % 16 != 0) return false;
+    if (plan_.repack_weight || plan_.tap_rows) return false;
     // An x that is copied takes the summed index to the front itself.
     if (!planar_x() || !rows_aligned() || (in_pixels(p_) < kSmallMap && p_.batch > 1)) return false;
     const double pixels = double(p_.batch) * double(in_pixels(p_)), weight = 4.0 * double(p_.in_channels) * double(rows);

@@ -42,6 +42,7 @@ struct GemmPlan {
   Dtype column_dtype;  // of the column matrix
   bool to_result;      // the product is the result: no blocks, no columns
   bool outer;          // a group has one input channel: columns are an outer product, which cuBLAS is slow at
+  bool tap_rows;       // the weight lies as (in_channels, taps, out_channels), and rows of columns in that order; of whole blocks
   bool repack_weight;  // to (in_channels, out_channels / groups, taps), dense
   bool deep_weight;    // or to (out_channels / groups, taps, in_channels) in every group
   bool copy_x;         // blocks of x go through [channel][sample][pixel] in the workspace

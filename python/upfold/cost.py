@@ -137,6 +137,8 @@ def _gemm_on_gpu(problem: Problem) -> float:
         return _GPU_LAUNCH_SECONDS + max(product, memory) + _turning_seconds(problem)
     seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + 2.0 * columns * element / _GPU_BYTES + more
     seconds += _turning_seconds(problem)
+    if problem.x_strides[1] == 1 and problem.in_pixels > 1 and problem.in_channels * size % 16 != 0:
+        seconds += _GPU_LAUNCH_SECONDS  # of a copy of x, whose channels are no rows that tensor cores read
     spans = problem.kernel_size[2] // problem.stride[2]
     if problem.groups > 1 or problem.dilation[2] > 1 or spans < 2:
         return seconds
@@ -146,11 +148,11 @@ def _gemm_on_gpu(problem: Problem) -> float:
 
 
 def _turning_seconds(problem: Problem) -> float:
-    """What a weight in channels_last costs, which is made a matrix first: a launch, and its bytes read and written.
+    """What a weight of groups in channels_last costs, which is made a matrix first: a launch, and its bytes read and written.
 
-    Computed from those alone, not fitted: no bench has such weights yet.
+    Computed from those alone, not fitted: no bench has such weights. Without groups it is a matrix as it lies.
     """
-    if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1:
+    if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1 or problem.groups == 1:
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.taps
     return _GPU_LAUNCH_SECONDS + 2.0 * elements * DTYPE_BYTES[problem.dtype] / _GPU_BYTES

@@ -128,10 +128,13 @@ LARGE = {
 }
 
 
+@pytest.mark.parametrize(
+    "last", [(False, False), (False, True), (True, True)], ids=["planes", "weight last", "channels_last"]
+)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias):
+def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias, last):
     x_shape, out_channels, kernel, arguments = LARGE[name]
     groups = arguments.get("groups", 1)
     terms = x_shape[1] // groups * kernel[0] * kernel[1]
@@ -139,6 +142,7 @@ def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias):
     w = exact_like((x_shape[1], out_channels // groups, *kernel), terms, torch.float64, seed=2).to(device)
     b = torch.arange(out_channels, dtype=torch.float64, device=device) % 3 - 1 if has_bias else None
     want = torch.nn.functional.conv_transpose2d(x, w, b, **arguments)
+    x, w = (t.contiguous(memory_format=torch.channels_last) if is_last else t for t, is_last in zip((x, w), last, strict=True))
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         y = upfold.conv_transpose2d(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), algorithm="gemm", **arguments)
     assert_exact(y, want.cpu())

@@ -115,6 +115,7 @@ _BESIDE_OTHERS = (
         {9: 0.94, 18: 0.89, 22: 1.06, 23: 1.06, 27: 1.12, 205: 0.94, 210: 1.03, 212: 0.89, 214: 0.91},
     ),
 )
+_TURNED_WEIGHT = 2.0  # microseconds more of a megabyte of a weight in channels_last, which packing reads one by one
 _LONG = 0.72  # and where warpgroups that turn x have one phase, so that products follow each other longer
 # Blocks of pixels store channels that are innermost one by one: so many times as long where kernel and stride are equal.
 _INNERMOST_RUNS = 2.0
@@ -346,6 +347,9 @@ def _tile_microseconds(problem: Problem, device: int) -> dict[int, float]:
         packing = 1e-6 * problem.batch * problem.in_channels * problem.in_pixels * DTYPE_BYTES[problem.dtype] * rates.packing
         time = rates.call + packing + partial + waves * (rates.tile + steps * step + outputs * output)
         time *= _ODD if odd and phases_h == 0 else 1.0
+        if problem.w_strides[1] == 1 and problem.taps > 1 and problem.out_channels_per_group > 1:
+            elements = problem.in_channels * problem.out_channels_per_group * problem.taps
+            time += 1e-6 * elements * DTYPE_BYTES[problem.dtype] * _TURNED_WEIGHT
         if equal and kind == _Kind.PIXELS and problem.y_strides[1] == 1 and problem.out_channels > 1:
             time *= _INNERMOST_RUNS
         predicted[config] = max(time, 1e-6 * problem.bytes * rates.memory)
