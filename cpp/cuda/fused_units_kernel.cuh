@@ -39,12 +39,14 @@ struct UnitsBlock {
     if constexpr (sizeof(Value) == 4) {
       std::uint32_t bits;
       asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
-                   : "=r"(bits) : "l"(address), "r"(std::int32_t(exists)));
+                   : "=r"(bits)
+                   : "l"(address), "r"(std::int32_t(exists)));
       return __uint_as_float(bits);
     } else {
       std::uint16_t bits;
       asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
-                   : "=h"(bits) : "l"(address), "r"(std::int32_t(exists)));
+                   : "=h"(bits)
+                   : "l"(address), "r"(std::int32_t(exists)));
       return *reinterpret_cast<const Value*>(&bits);
     }
   }

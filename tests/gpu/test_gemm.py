@@ -128,9 +128,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize(
-    "last", [(False, False), (False, True), (True, True)], ids=["planes", "weight last", "channels_last"]
-)
+@pytest.mark.parametrize("last", [(False, False), (False, True), (True, True)], ids=["planes", "weight last", "channels_last"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LARGE)
