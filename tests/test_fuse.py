@@ -185,3 +185,31 @@ def test_concatenation_in_mixed_types_is_torchs():
         got, want = fused(image(), image(2, 4, 10, 12).double()), model(image(), image(2, 4, 10, 12).double())
     assert got.dtype == want.dtype == torch.float64
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_folded_weights_are_packed_once_and_anew_when_their_sources_change():
+    up = upfold.ConvTranspose2d(8, 8, 4, 2, 1, algorithm="fused")
+    model, x = chain(lambda m, y: m.norm(y), up=up, norm=nn.BatchNorm2d(8)), image(2, 8, 5, 6)
+    fused = copy.deepcopy(model)
+    upfold.fuse(fused)
+    copies = []
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), model(x))
+        copies.append(plan_of(fused).layers["up"]._frozen)
+    assert copies[0] is copies[1]
+    assert sum(kept.copy_bytes for kept in copies[0].kept.values()) > 0
+    for other in (model, fused):
+        other.up.weight.mul_(3)
+        other.norm.running_var.add_(1)
+    torch.testing.assert_close(fused(x), model(x))
+    assert plan_of(fused).layers["up"]._frozen is not copies[0]
+    upfold.unfreeze(fused)
+    torch.testing.assert_close(fused(x), model(x))
+    assert plan_of(fused).layers["up"]._frozen is None
+
+
+def test_weights_that_are_the_models_own_are_packed_in_every_call():
+    up = upfold.ConvTranspose2d(8, 8, 4, 2, 1)
+    _, fused = check(chain(lambda m, y: y.relu(), up=up), image(2, 8, 5, 6))
+    assert plan_of(fused).layers["up"]._frozen is None

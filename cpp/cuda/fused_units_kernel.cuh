@@ -33,7 +33,7 @@ struct UnitsBlock {
   static __device__ __forceinline__ __half rounded(__half v) { return v; }
   static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
 
-  // An element, or zero. The compiler must not move the load behind products, to where its value is used.
+  // An element, or zero: by inline PTX, so that the condition is no branch, and the loads of a batch stay together.
   static __device__ __forceinline__ Value load(const Value* from, bool exists) {
     const auto address = __cvta_generic_to_global(from);
     if constexpr (sizeof(Value) == 4) {
