@@ -6,9 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+
+from upfold import cases
 
 ROOT = Path(__file__).resolve().parent.parent
 CI = ROOT / ".ci"
@@ -176,3 +182,27 @@ def test_versions_are_compared(tmp_path):
     assert done.returncode == 1
     assert "CHANGELOG.md: newest version" in done.stdout
     assert "ruff is not pinned" in done.stdout
+
+
+@pytest.mark.parametrize("beyond, seconds, passes", [(0, 1e-6, True), (1, 1e-6, False), (0, float("nan"), False)])
+def test_plans_that_cannot_be_are_found(monkeypatch, beyond, seconds, passes):
+    specification = spec_from_file_location("check_plans", CI / "check_plans.py")
+    check_plans = module_from_spec(specification)
+    specification.loader.exec_module(check_plans)
+    planner = SimpleNamespace(
+        name="planned",
+        reject=lambda problem, device: None,
+        configs=lambda problem, device: (0, 1),
+        workspace_bytes=lambda problem, config, device: problem.workspace_cap + config * beyond,
+        prepare=lambda problem, config, device: None,
+    )
+    monkeypatch.setattr(import_module("upfold.algorithms"), "REGISTRY", {"planned": planner})
+    monkeypatch.setattr(import_module("upfold.cost"), "predicted_seconds", lambda name, problem, device: seconds)
+    monkeypatch.setattr(cases, "CASES", cases.by_tier("smoke"))
+    if not passes:
+        with pytest.raises(AssertionError, match="planned"):
+            check_plans.check(torch)
+        return
+    counted, planned = check_plans.check(torch)
+    assert counted > 3 * len(cases.by_tier("smoke"))
+    assert planned == 2 * counted
