@@ -30,10 +30,14 @@ def test_a_step_is_measured_whole(name, dtype):
     assert result.auto_row.seconds > 0
     # In units of what is allowed. The largest of a few errors may pass that by chance: with AVX-512 torch's own, which the bound
     # is made of, are so small on one of these that the sums of a matmul reach 1.2 of it.
+    # Torch's own rows may be wrong, and then say so: on processors with AMX torch 2.13 gets the gradient of a 1-D input in bfloat16
+    # wrong altogether.
     for row in result.rows:
-        assert (row.error is not None and row.error < 1.5 and row.seconds > 0) or (
-            row.ours and row.note.startswith("refuses: ")
-        ), row
+        if row.ours and row.note.startswith("refuses: "):
+            continue
+        assert row.error is not None, row
+        assert row.seconds > 0, row
+        assert row.error < 1.5 or (not row.ours and not row.correct and "error above the bound" in row.note), row
     p = result.problem
     x, w, y = case.batch * case.in_channels * p.in_pixels, p.bytes // p_bytes(p), case.batch * case.out_channels * p.out_pixels
     w -= x + y  # with the bias

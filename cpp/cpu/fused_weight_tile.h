@@ -24,28 +24,46 @@ struct OuterArgs {
   bool accumulate;  // otherwise the sums are set
 };
 
+// Pixels that are added up one after the other: the sums of so many are then added to each other, so that their roundings grow
+// with the square root of this and of the pixels, not with the pixels.
+constexpr std::int64_t kChainedPixels = 64;
+
 template <int P, int V>
 static void outer_tile(const OuterArgs& a) {
   constexpr int L = kLanes<float>;
-  Vector<float> sum[P][V];
+  Vector<float> sum[P][V], held[P][V];
   for (int p = 0; p < P; ++p) {
-    for (int v = 0; v < V; ++v) sum[p][v] = Vector<float>{};
+    for (int v = 0; v < V; ++v) sum[p][v] = held[p][v] = Vector<float>{};
   }
+  const auto hold = [&] {
+    for (int p = 0; p < P; ++p) {
+      for (int v = 0; v < V; ++v) held[p][v] += sum[p][v], sum[p][v] = Vector<float>{};
+    }
+  };
+  std::int64_t left = kChainedPixels;
   for (std::int64_t r = 0; r < a.run_count; ++r) {
     const PixelRun& run = a.runs[r];
     const float* narrow = a.narrow + run.narrow;
     const float* wide = a.wide + run.wide;
-    for (std::int64_t i = 0; i < run.count; ++i, narrow += run.narrow_step, wide += run.wide_step) {
-      Vector<float> channels[V];
-      for (int v = 0; v < V; ++v) channels[v] = load(wide + v * L);
-      for (int p = 0; p < P; ++p) {
-        for (int v = 0; v < V; ++v) sum[p][v] = multiply_add(channels[v], narrow[p], sum[p][v]);
+    for (std::int64_t rest = run.count; rest > 0;) {
+      const std::int64_t count = smaller(rest, left);
+      for (std::int64_t i = 0; i < count; ++i, narrow += run.narrow_step, wide += run.wide_step) {
+        Vector<float> channels[V];
+        for (int v = 0; v < V; ++v) channels[v] = load(wide + v * L);
+        for (int p = 0; p < P; ++p) {
+          for (int v = 0; v < V; ++v) sum[p][v] = multiply_add(channels[v], narrow[p], sum[p][v]);
+        }
       }
+      rest -= count, left -= count;
+      if (left > 0) continue;
+      hold();
+      left = kChainedPixels;
     }
   }
+  hold();
   for (int p = 0; p < P; ++p) {
     float* to = a.sums + p * a.pitch;
-    for (int v = 0; v < V; ++v) store(a.accumulate ? sum[p][v] + load(to + v * L) : sum[p][v], to + v * L);
+    for (int v = 0; v < V; ++v) store(a.accumulate ? held[p][v] + load(to + v * L) : held[p][v], to + v * L);
   }
 }
 

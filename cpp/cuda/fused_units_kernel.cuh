@@ -33,29 +33,12 @@ struct UnitsBlock {
   static __device__ __forceinline__ __half rounded(__half v) { return v; }
   static __device__ __forceinline__ __nv_bfloat16 rounded(__nv_bfloat16 v) { return v; }
 
-  // An element, or zero: by inline PTX, so that the condition is no branch, and the loads of a batch stay together.
-  static __device__ __forceinline__ Value load(const Value* from, bool exists) {
-    const auto address = __cvta_generic_to_global(from);
-    if constexpr (sizeof(Value) == 4) {
-      std::uint32_t bits;
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
-                   : "=r"(bits)
-                   : "l"(address), "r"(std::int32_t(exists)));
-      return __uint_as_float(bits);
-    } else {
-      std::uint16_t bits;
-      asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
-                   : "=h"(bits)
-                   : "l"(address), "r"(std::int32_t(exists)));
-      return *reinterpret_cast<const Value*>(&bits);
-    }
-  }
   // A vector of channels from `channel` on, `step` elements apart, behind an address; zeros where there are none. All loads are
   // begun before any is asked for.
   __device__ __forceinline__ Vector gather(const Value* from, std::int64_t step, std::int32_t channel, bool exists) const {
     Vector values;
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) values.v[e] = load(from + (channel + e) * step, exists && channel + e < job.ic);
+    for (int e = 0; e < kVector; ++e) values.v[e] = load_or_zero(from + (channel + e) * step, exists && channel + e < job.ic);
     return values;
   }
   static __device__ __forceinline__ void put(uint4& to, Vector values) {

@@ -68,8 +68,8 @@ class Planner {
     plan_.to_result = !windowed() && product_is_result();
     plan_.outer = !windowed() && outer_product();
     plan_.column_dtype = over_outputs_ && (plan_.outer || !columns_are_exact()) ? sum_dtype(p.dtype) : p.dtype;
-    plan_.tap_rows = !windowed() && over_outputs_ && !options.atomic && !weight_is_matrix() && weight_is_tap_matrix();
-    plan_.repack_weight = !windowed() && p.op != Operator::kConvTransposeWeight && !plan_.tap_rows && !weight_is_matrix();
+    plan_.tap_rows = !windowed() && over_outputs_ && !options.atomic && !weight_is_matrix(p_) && weight_is_tap_matrix(p_);
+    plan_.repack_weight = !windowed() && p.op != Operator::kConvTransposeWeight && !plan_.tap_rows && !weight_is_matrix(p_);
     plan_.deep_weight = !windowed() && deep_weight_pays();
   }
 
@@ -93,26 +93,6 @@ class Planner {
   }
 
  private:
-  // Whether w lies as (in_channels, out_channels / groups * taps), its rows dense; they may be apart.
-  bool weight_is_matrix() const {
-    const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
-    const bool taps_dense = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
-                            (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h);
-    return taps_dense && (channels == 1 || p_.w.c == taps) && (p_.in_channels == 1 || p_.w.n >= taps * channels);
-  }
-
-  // Whether a tensor of (channels, taps) has channels innermost and is dense.
-  bool is_tap_matrix(const Strides& s, std::int64_t channels) const {
-    return (channels == 1 || s.c == 1) && (p_.kernel_w == 1 || s.w == channels) &&
-           (p_.kernel_h == 1 || s.h == p_.kernel_w * channels) &&
-           (p_.kernel_d == 1 || s.d == p_.kernel_h * p_.kernel_w * channels);
-  }
-  // Or as (in_channels, taps * out_channels), as channels_last has it.
-  bool weight_is_tap_matrix() const {
-    const bool apart = p_.in_channels == 1 || p_.w.n >= kernel_taps(p_) * p_.out_channels;
-    return p_.groups == 1 && apart && is_tap_matrix(p_.w, p_.out_channels);
-  }
-
   bool windowed() const { return plan_.window.taps > 0; }
   bool planar_x() const { return x_.regular && !x_.channels_fastest && x_.step == 1; }
   bool tf32() const { return options_.allow_tf32 && p_.dtype == Dtype::kFloat32; }
@@ -136,8 +116,8 @@ class Planner {
     const std::int64_t taps = kernel_taps(p_);
     const bool taps_dense = (p_.kernel_w == 1 || p_.y.w == 1) && (p_.kernel_h == 1 || p_.y.h == p_.kernel_w) &&
                             (p_.kernel_d == 1 || p_.y.d == p_.kernel_h * p_.kernel_w);
-    const bool planes = weight_is_matrix() && taps_dense && (p_.out_channels == 1 || p_.y.c == taps);
-    const bool pixels = weight_is_tap_matrix() && is_tap_matrix(p_.y, p_.out_channels);
+    const bool planes = weight_is_matrix(p_) && taps_dense && (p_.out_channels == 1 || p_.y.c == taps);
+    const bool pixels = weight_is_tap_matrix(p_) && is_tap_matrix(p_, p_.y, p_.out_channels);
     return (planes || pixels) && (p_.batch == 1 || p_.y.n >= p_.out_channels * taps) && (p_.in_channels == 1 || p_.x.c == 1) &&
            (p_.batch == 1 || p_.x.n >= p_.in_channels);
   }
@@ -254,7 +234,7 @@ class Planner {
     } else if (p_.op == Operator::kConvTransposeWeight) {
       // Sums of parts are made in the type of the sums, and of dense matrices.
       const bool apart = is_narrow(p_.dtype) || splits_group || p_.w.n != per_group * kernel_taps(p_);
-      plan.stage = !weight_is_matrix() || (many_pixels && is_narrow(p_.dtype)) || (plan.parts > 0 && apart);
+      plan.stage = !weight_is_matrix(p_) || (many_pixels && is_narrow(p_.dtype)) || (plan.parts > 0 && apart);
     }
     const std::int64_t groups = std::max<std::int64_t>(b.channels / per_group, 1), channels = p_.in_channels / p_.groups * groups;
     const std::int64_t row = plan.flat ? joined : padded(pixels) * b.samples;
@@ -389,23 +369,6 @@ class Planner {
 };
 
 }  // namespace
-
-PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d, std::int64_t h, std::int64_t w) {
-  std::int64_t step = 0, covered = 1;
-  bool even = true;
-  const std::int64_t sizes[3] = {w, h, d}, strides[3] = {s.w, s.h, s.d};
-  for (int i = 0; i < 3; ++i) {
-    if (sizes[i] == 1) continue;
-    if (step == 0) step = strides[i];
-    even = even && step > 0 && strides[i] == step * covered;
-    covered *= sizes[i];
-  }
-  if (channels > 1 && s.c != 1 && s.c < covered) even = false;
-  // One pixel: each sample is a row of channels, and samples are the pixels of the joined matrix.
-  if (covered == 1) return {s.n, 1, s.n, true, channels == 1 || s.c == 1};
-  const bool channels_fastest = channels > 1 && s.c == 1 && step >= channels;
-  return {s.n, channels_fastest ? 1 : s.c, step, channels_fastest, even && (channels_fastest || step == 1)};
-}
 
 GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
   const Window window = window_of(p, options);

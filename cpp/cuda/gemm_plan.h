@@ -7,6 +7,7 @@
 #include "../columns.h"
 #include "../problem.h"
 #include "api.h"
+#include "gemm_layout.h"
 #include "gemm_window.h"
 
 namespace upfold::cuda {
@@ -17,15 +18,6 @@ constexpr std::int64_t kSmallMap = 256, kDeepProduct = 256;
 
 inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
-
-// A tensor of samples as matrices of channels and pixels: element (n, c, pixel) lies at n * sample + c * channel + pixel * step,
-// and one of channel and step is 1.
-struct PixelMatrix {
-  std::int64_t sample, channel, step;
-  bool channels_fastest;  // channel == 1: the leading dimension is `step`, else it is `channel`
-  bool regular;           // false: the pixels do not lie evenly, or neither is dense; nothing else holds then
-};
-PixelMatrix pixel_matrix(const Strides& s, std::int64_t channels, std::int64_t d, std::int64_t h, std::int64_t w);
 
 // One block: a range of output channels (whole groups, or a part of one), of samples, and of the split axis.
 struct GemmBlock {

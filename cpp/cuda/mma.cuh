@@ -119,6 +119,25 @@ UPFOLD_DEVICE std::uint32_t near_tf32_in_place(std::uint32_t word) {
 #endif
 }
 
+// An element of global memory, or zero: the condition is no branch, and loads stay where they are written, so that many are on
+// their way together.
+template <typename Value>
+UPFOLD_DEVICE Value load_or_zero(const Value* from, bool exists) {
+  const auto address = __cvta_generic_to_global(from);
+  if constexpr (sizeof(Value) == 4) {
+    std::uint32_t bits;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
+                 : "=r"(bits)
+                 : "l"(address), "r"(std::int32_t(exists)));
+    return __uint_as_float(bits);
+  } else {
+    std::uint16_t bits;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
+                 : "=h"(bits)
+                 : "l"(address), "r"(std::int32_t(exists)));
+    return *reinterpret_cast<const Value*>(&bits);
+  }
+}
 // kBytes (4, 8 or 16) from global to shared memory, past the registers from compute capability 8.0 on; zeros where `live` is
 // false.
 template <int kBytes>
