@@ -30,8 +30,8 @@ def test_a_step_is_measured_whole(name, dtype):
     assert result.auto_row.seconds > 0
     # In units of what is allowed. The largest of a few errors may pass that by chance: with AVX-512 torch's own, which the bound
     # is made of, are so small on one of these that the sums of a matmul reach 1.2 of it.
-    # Torch's own rows may be wrong, and then say so: on processors with AMX torch 2.13 gets the gradient of a 1-D input in bfloat16
-    # wrong altogether.
+    # Torch's own rows may be wrong, and then say so: with AMX torch 2.13 gets the gradient of a 1-D input in bfloat16 wrong
+    # altogether.
     for row in result.rows:
         if row.ours and row.note.startswith("refuses: "):
             continue
