@@ -37,7 +37,7 @@ static void outer_tile(const OuterArgs& a) {
   }
   const auto hold = [&] {
     for (int p = 0; p < P; ++p) {
-      for (int v = 0; v < V; ++v) held[p][v] += sum[p][v], sum[p][v] = Vector<float>{};
+      for (int v = 0; v < V; ++v) held[p][v] = held[p][v] + sum[p][v], sum[p][v] = Vector<float>{};
     }
   };
   std::int64_t left = kChainedPixels;

@@ -100,13 +100,15 @@ class Call {
     if (plan_.columns_are_y) return;
     if (options_.atomic) {
       col2im_atomic(launch_, p_, block.columns, {columns(), operands_.bias, operands_.y, stage()});
-    } else if (plan_.tap_rows) {
-      const std::int64_t row = block.columns.row_stride, tap = p_.out_channels * row;
-      const ColumnStrides strides{row, p_.kernel_h * p_.kernel_w * tap, p_.kernel_w * tap, tap};
-      col2im(launch_, p_, block.columns, strides, plan_.column_dtype, columns(), operands_.bias, operands_.y);
     } else {
-      col2im(launch_, p_, block.columns, plan_.column_dtype, columns(), operands_.bias, operands_.y);
+      col2im(launch_, p_, block.columns, column_strides(block), plan_.column_dtype, columns(), operands_.bias, operands_.y);
     }
+  }
+
+  ColumnStrides column_strides(const GemmBlock& block) const {
+    if (!plan_.tap_rows) return dense_strides(p_, block.columns);
+    const std::int64_t row = block.columns.row_stride, tap = p_.out_channels * row;
+    return {row, p_.kernel_h * p_.kernel_w * tap, p_.kernel_w * tap, tap};
   }
 
   void run_windows() {

@@ -43,6 +43,7 @@ template __global__ void turn_weight_kernel<std::uint32_t>(const TurnJob, const 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
 
+#include "gemm_layout.h"
 #include "gemm_weight.h"
 #include "launch.cuh"
 
@@ -59,11 +60,8 @@ void launch_turn(const Launch& launch, const TurnJob& job, unsigned blocks, cons
 
 bool turn_weight(const Launch& launch, const Problem& p, const void* from, void* to) {
   const std::int64_t channels = out_channels_per_group(p), taps = kernel_taps(p), size = element_bytes(p.dtype);
-  const bool innermost = (channels == 1 || p.w.c == 1) && (p.kernel_w == 1 || p.w.w == channels) &&
-                         (p.kernel_h == 1 || p.w.h == p.kernel_w * channels) &&
-                         (p.kernel_d == 1 || p.w.d == p.kernel_h * p.kernel_w * channels);
   const bool is_real = p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16 || p.dtype == Dtype::kFloat32;
-  if (!innermost || !is_real || taps > kTurnElements || p.in_channels == 0) return false;
+  if (!is_tap_matrix(p, p.w, channels) || !is_real || taps > kTurnElements || p.in_channels == 0) return false;
   const std::int64_t part = std::min(channels, kTurnElements / taps), parts = ceil_div(channels, part);
   const std::int64_t blocks = parts * p.in_channels;
   if (blocks >= std::int64_t(1) << 31) return false;

@@ -150,7 +150,7 @@ def _gemm_on_gpu(problem: Problem) -> float:
 def _turning_seconds(problem: Problem) -> float:
     """What a weight of groups in channels_last costs, which is made a matrix first: a launch, and its bytes read and written.
 
-    Computed from those alone, not fitted: no bench has such weights. Without groups it is a matrix as it lies.
+    Computed from those alone, not fitted: no bench has such weights. Without groups it is a matrix as it lies (forward).
     """
     if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1 or problem.groups == 1:
         return 0.0
