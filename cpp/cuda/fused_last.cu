@@ -75,9 +75,9 @@ FusedLastCall::FusedLastCall(int device, const Problem& p, int config, std::int6
   if (p.batch > 0) plan_ = std::make_shared<const LastPlan>(plan_last(device, p, config, alignment, workspace_cap));
 }
 
-// What is packed of the weight begins the workspace, or has room of its own; behind it lie the source and the partial sums.
+// What is packed of the weight begins the workspace, or has room of its own; behind it lies the source.
 std::int64_t FusedLastCall::workspace_bytes() const {
-  return plan_ == nullptr ? 0 : plan_->packed_bytes + plan_->source_bytes + plan_->partial_bytes;
+  return plan_ == nullptr ? 0 : plan_->packed_bytes + plan_->source_bytes;
 }
 
 std::int64_t FusedLastCall::packed_bytes() const { return plan_ == nullptr ? 0 : plan_->packed_bytes; }
@@ -91,8 +91,9 @@ FusedLastWork FusedLastCall::work() const {
           job.pairs * chunks,
           double(plan_->patches) * chunks * job.box_bytes,
           job.resident,
-          plan_->source_bytes / plan_->batch * job.batch,
-          plan_->partial_bytes};
+          std::int64_t(job.splits.value),
+          plan_->packed_bytes,
+          plan_->source_bytes / plan_->batch * job.batch};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {
@@ -126,6 +127,9 @@ void FusedLastCall::run(const FusedOperands& operands, std::uintptr_t stream) co
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.x);
   require(plan_->source_bytes > 0 || address % 16 == 0, "the source begins at ", address,
           "; it was planned for a multiple of 16");
+  const std::uintptr_t weight = reinterpret_cast<std::uintptr_t>(operands.w);
+  require(plan_->weights == LastWeights::kPacked || weight % 16 == 0, "the weight begins at ", weight,
+          "; it was planned for a multiple of 16");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   const bool is_packed = operands.packed != nullptr;
@@ -137,7 +141,6 @@ void FusedLastCall::run(const FusedOperands& operands, std::uintptr_t stream) co
                          operands.y,
                          is_packed ? operands.packed : operands.workspace,
                          source,
-                         source + plan_->source_bytes,
                          is_packed};
   if (problem_.dtype == Dtype::kFloat32) return run_last<float>(launch, *plan_, config_, own);
   if (problem_.dtype == Dtype::kFloat16) return run_last<__half>(launch, *plan_, config_, own);

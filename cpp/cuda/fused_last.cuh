@@ -11,6 +11,10 @@
 // phases have one tap and read the same position (kernel and stride equal), the pair is one and its columns are taps times
 // channels (`flat`).
 //
+// Weights are packed first, as a product reads them; those of 16 bits whose channels are innermost are copied as they *lie*,
+// boxes of theirs. The reduction of few tiles is *split* among the blocks of a cluster, which add their sums up through each
+// other's shared memory.
+//
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
 // multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64.
 #pragma once
@@ -56,6 +60,10 @@ struct LastTurnedTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static_assert(kM * kSub8 <= 32, "a lane finds the row of each eight positions");
 };
 
+// How the weights lie that are multiplied: packed; or as they came, channels of the result innermost (those of x in the gradient
+// never are, so this is the forward), or those that are reduced (the gradient of the input).
+enum class LastWeights { kPacked, kByResult, kByReduction };
+
 struct LastAxis {
   Divisor tile, tiles;                          // positions of a tile, tiles of the axis
   std::int32_t source_step, result_step, size;  // size: of the result
@@ -98,9 +106,14 @@ struct LastJob {
   std::uint16_t first_patch[kMostLastSets + 1];
   LastPhase phases[kMostLastPhases];      // [set][kPhases]
   LastPatch patch[kMostLastPatches + 1];  // behind one that ends with no pairs
-  std::uint32_t pair[kMostLastPairs];     // rows of the patch, and from bit 16 on the phase in its set
+  std::uint32_t pair[kMostLastPairs];     // rows of the patch; from bit 16 on the phase in its set, from bit 20 on the tap
 };
-static_assert(sizeof(LastJob) <= 3840, "with the description of the source and the pointers it is the arguments of a launch");
+static_assert(sizeof(LastJob) <= 3776, "with the descriptions of source and weights and the pointers it is a launch's arguments");
+
+// Of an entry of LastJob::pair.
+UPFOLD_DEVICE std::uint32_t rows_of_pair(std::uint32_t entry) { return entry & 0xffff; }
+UPFOLD_DEVICE std::uint32_t phase_of_pair(std::uint32_t entry) { return entry >> 16 & 0xf; }
+UPFOLD_DEVICE std::uint32_t tap_of_pair(std::uint32_t entry) { return entry >> 20; }
 
 struct LastPlace {
   std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
@@ -121,7 +134,7 @@ UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   return place;
 }
 
-// The channel that column `column` of a product holds, counted in a run of as many columns as four lanes own in 16 bytes each:
+// The channel that column `column` of a product of packed weights holds, counted in a run of as many columns as four lanes own in 16 bytes each:
 // so that what a lane holds of a row, two neighbouring columns of each 8, are neighbouring channels.
 template <int kSize>
 UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {

@@ -1,61 +1,69 @@
-// The kernel of the fused method whose channels are innermost, and the packing of its weights.
+// The kernel of the fused method by boxes of channels.
 //   patch    [buffers][row of the patch][16 bytes of channels]          swizzled
-//   weight   [stages][pair][column][16 bytes of source channels]        swizzled; columns in the order of channel_of_column
+//   weight   [stages][pair][column][16 bytes of source channels]        swizzled; packed columns in the order of channel_of_column
+//            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
 
-#include "fused_last_source.cuh"
+#include <type_traits>
+
 #include "fused_last_store.cuh"
 #include "fused_last_turned_store.cuh"
 
 namespace upfold::cuda {
 
-// Of 16 bytes, of a thread and of a tile of a split reduction; the threads that multiply and store.
+// Of 16 bytes, of a thread; the threads that multiply and store.
 template <typename Tile>
 constexpr int kLastSums = Tile::kM * Tile::kPhases * Tile::kSub8;
 constexpr int kLastStoring = 256;
-template <typename Tile>
-constexpr std::int64_t kLastPartialVectors = kLastSums<Tile> * kLastStoring;
 
 template <typename Tile>
 constexpr std::int32_t kLastPairBytes = Tile::kColumns * Tile::kVectors * 16;
+// Of a box of 16-bit weights that lie by the channels of the result.
+template <typename Tile>
+constexpr int kLastBoxColumns = Tile::kColumns < 64 ? Tile::kColumns : 64;
 
 // What stores a tile, and what stores a part of one: kEights of 8 columns of each product. The parts are a tile's kSub8 /
 // kEights.
-template <typename Value, typename Tile, bool kPlanes, bool kTurned = Tile::kTurned>
+template <typename Value, typename Tile, bool kPlanes, bool kInOrder, bool kTurned = Tile::kTurned>
 struct LastStores {
   static constexpr int kEights = 8 / int(sizeof(Value));
-  using Whole = LastStore<Value, Tile, kPlanes>;
-  using Part = LastStore<Value, LastTile<Tile::kM, kEights, Tile::kPhases, 1, Tile::kVectors>, kPlanes>;
-  static constexpr int kStagedBytes = kPlanes ? kLastStagedBytes : 16;
+  using Whole = LastStore<Value, Tile, kPlanes, kInOrder>;
+  using Part = LastStore<Value, LastTile<Tile::kM, kEights, Tile::kPhases, 1, Tile::kVectors>, kPlanes, kInOrder>;
   // A part has columns of its own.
   static __device__ __forceinline__ void take_part(LastPlace& place, std::int32_t part) {
     place.column_tile = place.column_tile * (Tile::kSub8 / kEights) + part;
   }
 };
 template <typename Value, typename Tile, bool kPlanes>
-struct LastStores<Value, Tile, kPlanes, true> {
+struct LastStores<Value, Tile, kPlanes, false, true> {
   static constexpr int kEights = 2;
   using Whole = LastTurnedStore<Value, Tile, Tile::kSub8>;
   using Part = LastTurnedStore<Value, Tile, kEights>;
-  static constexpr int kStagedBytes = kLastTurnedStaged;
   static __device__ __forceinline__ void take_part(LastPlace& place, std::int32_t part) { place.first_eight = part * kEights; }
 };
 
 #if UPFOLD_WARPGROUPS
-template <typename Value, typename Tile, bool kPlanes>
+template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 struct LastBlock {
   static constexpr std::uint32_t kRowUnits = Tile::kVectors;  // a row of a patch, of 16 bytes
   static constexpr int kChunk = Tile::kVectors * 16 / int(sizeof(Value));
-  using Store = typename LastStores<Value, Tile, kPlanes>::Whole;
+  static constexpr bool kByResult = kWeights == LastWeights::kByResult;
+  static constexpr int kBoxColumns = kLastBoxColumns<Tile>;  // where kByResult
+  using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
+  using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
+  using Operands = std::conditional_t<kByResult, TurnedColumns<Value>, Value>;
 
   const LastJob& job;
   LastBarriers& barriers;
   unsigned char* memory;
+  std::uint32_t first_barrier, first_byte;  // their addresses, which the compiler would else find anew before each wait
 
-  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) const {
+    return first_barrier + std::uint32_t(reinterpret_cast<const char*>(&barrier) - reinterpret_cast<const char*>(&barriers));
+  }
   __device__ __forceinline__ std::uint32_t patch(std::uint32_t buffer) const {
-    return shared_address(memory) + buffer * std::uint32_t(job.patch_bytes);
+    return first_byte + buffer * std::uint32_t(job.patch_bytes);
   }
   __device__ __forceinline__ std::uint32_t weight(std::uint32_t stage) const {
     return patch(std::uint32_t(job.patches)) + stage * std::uint32_t(job.stage_pairs * kLastPairBytes<Tile>);
@@ -77,7 +85,7 @@ struct LastBlock {
   }
 
   // One thread: the patches of all tiles of the block in order, each with the weights of its pairs behind it.
-  __device__ __forceinline__ void copy(const BoxMap& source, const unsigned char* packed) const {
+  __device__ __forceinline__ void copy(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
     await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
@@ -96,7 +104,12 @@ struct LastBlock {
                     place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
                     place.first[0] * job.axis[0].source_step + from.at[0], place.n},
                    full);
-          if (!kept) copy_weights(weights, job.patch[q - 1].end, from.end, stage);
+          if (kept) continue;
+          if constexpr (kWeights == LastWeights::kPacked) {
+            copy_weights(weights, job.patch[q - 1].end, from.end, stage);
+          } else {
+            copy_lying(lying, place, chunk * kChunk, job.patch[q - 1].end, from.end, stage);
+          }
         }
       }
       kept = job.resident;
@@ -112,6 +125,31 @@ struct LastBlock {
       copy_bulk(weight(stage.at), weights + std::int64_t(pair) * kLastPairBytes<Tile>, bytes, full);
     }
   }
+  // The same of weights that lie, from channel `source` of the reduction on.
+  __device__ __forceinline__ void copy_lying(const BoxMap& lying, const LastPlace& place, std::int32_t source, std::int32_t pair,
+                                             std::int32_t end, Ring& stage) const {
+    const std::int32_t first = place.column_tile * Tile::kColumns;
+    for (; pair < end; stage.next()) {
+      const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
+      const std::uint32_t full = address(barriers.full[stage.at]);
+      std::uint32_t to = weight(stage.at);
+      barrier_wait(address(barriers.empty[stage.at]), stage.parity ^ 1);
+      barrier_arrive_expecting(full, std::uint32_t((until - pair) * kLastPairBytes<Tile>));
+      for (; pair < until; ++pair) {
+        std::uint32_t tap = tap_of_pair(job.pair[pair]);
+        const std::int32_t w = std::int32_t(take(job.kernel_w, tap)), h = std::int32_t(take(job.kernel_h, tap)),
+                           d = std::int32_t(tap);
+        if constexpr (kByResult) {
+#pragma unroll
+          for (int column = 0; column < Tile::kColumns; column += kBoxColumns, to += kBoxColumns * kChunk * int(sizeof(Value)))
+            copy_box(to, lying, {first + column, w, h, d, place.group * job.source_channels + source}, full);
+        } else {
+          copy_box(to, lying, {source, w, h, d, place.group * std::int32_t(job.channels.value) + first}, full);
+          to += kLastPairBytes<Tile>;
+        }
+      }
+    }
+  }
 
   template <int kPhase>
   __device__ __forceinline__ void add_pair(Sums& sums, std::uint32_t phase, const std::uint64_t (&positions)[Tile::kM],
@@ -123,8 +161,8 @@ struct LastBlock {
       for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
 #pragma unroll
         for (int m = 0; m < Tile::kM; ++m) {
-          const std::uint64_t at = positions[m] + (shift * kRowUnits + k), of = channels + k;
-          WarpgroupCore<Value, Tile::kSub8, 1, 0>::add(sums[m][kPhase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
+          const std::uint64_t at = positions[m] + (shift * kRowUnits + k), of = channels + k * (kByResult ? kBoxColumns : 1);
+          WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][kPhase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
         }
       }
       warpgroup_commit();
@@ -133,6 +171,14 @@ struct LastBlock {
 
   static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at, std::uint32_t group_pitch) {
     return Tile::kVectors == 8 ? long_row_descriptor(at, group_pitch) : swizzled_descriptor(at, group_pitch);
+  }
+
+  static __device__ __forceinline__ std::uint64_t channels_descriptor(std::int32_t first) {
+    if constexpr (kByResult) {
+      return turned_columns_descriptor<kBoxColumns>(0, kChunk);
+    } else {
+      return descriptor(std::uint32_t(first) * kRowUnits, 8 * kRowUnits);
+    }
   }
 
   // Of a warpgroup: its first product of the tile's positions, and its first channel.
@@ -145,10 +191,10 @@ struct LastBlock {
 
   // Two warpgroups multiply and store. Each pair is a group of products of its own, committed where it is issued (a commit behind
   // a branch would wait for all before it), and one more may be unfinished.
-  __device__ __forceinline__ void compute(const Value* bias, Value* y, float4* partial) const {
-    const std::int32_t tid = std::int32_t(threadIdx.x), lane = tid % 32;
-    const std::int32_t warpgroup = __shfl_sync(~0u, tid / 128, 0);  // known to be one for a warp
-    const std::uint64_t channels_first = descriptor(std::uint32_t(first_channel(warpgroup)) * kRowUnits, 8 * kRowUnits);
+  __device__ __forceinline__ void compute(const Value* bias, Value* y) const {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
+    const std::int32_t warpgroup = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 128, 0);  // known to be one for a warp
+    const std::uint64_t channels_first = channels_descriptor(first_channel(warpgroup));
     std::uint64_t positions_first[Tile::kM];
 #pragma unroll
     for (int m = 0; m < Tile::kM; ++m) {
@@ -174,15 +220,15 @@ struct LastBlock {
           barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
           std::uint64_t positions[Tile::kM];
 #pragma unroll
-          for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + patch(buffer.at) / 16;
+          for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + in_descriptor(patch(buffer.at));
           for (; pair < end; stage.next()) {
             const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
             barrier_wait(address(barriers.full[stage.at]), stage.parity);
-            std::uint64_t channels = channels_first + weight(stage.at) / 16;
+            std::uint64_t channels = channels_first + in_descriptor(weight(stage.at));
 #pragma unroll 1
             do {
               const std::uint32_t entry = job.pair[pair];
-              add_pair<0>(sums, entry >> 16, positions, entry & 0xffff, channels);
+              add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
               channels += kLastPairBytes<Tile> / 16;
               warpgroup_wait<1>();
               release();
@@ -199,147 +245,68 @@ struct LastBlock {
       release();
       if (job.splits.value == 1) {
         store.run(sums);
-        continue;
-      }
-      float4* const own = partial + std::int64_t(tile) * kLastPartialVectors<Tile> + tid;
-#pragma unroll
-      for (int i = 0; i < kLastSums<Tile>; ++i) {
-        const float(&v)[4] = sums[i / Tile::kSub8 / Tile::kPhases][i / Tile::kSub8 % Tile::kPhases][i % Tile::kSub8];
-        own[i * kLastStoring] = {v[0], v[1], v[2], v[3]};
+      } else {
+        store_together(sums, place, bias, y);
       }
     }
+  }
+
+  // Of a split reduction, in the block's only tile: it puts its sums where patches and weights were, adds some of all blocks of
+  // its cluster up, in their order, and stores those.
+  __device__ __forceinline__ void store_together(const Sums& sums, const LastPlace& place, const Value* bias, Value* y) const {
+    constexpr int kEights = Stores::kEights, kParts = Tile::kSub8 / kEights;
+    const std::uint32_t splits = job.splits.value, rank = blockIdx.x % splits;
+    meet<1, kLastStoring>();  // all products have read what the sums overwrite
+    float4* const own = reinterpret_cast<float4*>(memory) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kLastSums<Tile>; ++i) {
+      const float(&v)[4] = sums[i / Tile::kSub8 / Tile::kPhases][i / Tile::kSub8 % Tile::kPhases][i % Tile::kSub8];
+      own[i * kLastStoring] = {v[0], v[1], v[2], v[3]};
+    }
+    meet_cluster();  // the sums of all are there
+    for (std::uint32_t part = rank; part < kParts; part += splits) {
+      typename Stores::Part::Sums all = {};
+      for (std::uint32_t block = 0; block < splits; ++block) {
+#pragma unroll
+        for (int i = 0; i < Tile::kM * Tile::kPhases * kEights; ++i) {
+          const std::uint32_t number = std::uint32_t(i / kEights * Tile::kSub8 + i % kEights) + part * kEights;
+          const float4 v = load_of_block(first_byte + (number * kLastStoring + threadIdx.x) * 16, block);
+          float(&sum)[4] = all[i / kEights / Tile::kPhases][i / kEights % Tile::kPhases][i % kEights];
+          sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+        }
+      }
+      LastPlace own_part = place;
+      Stores::take_part(own_part, std::int32_t(part));
+      typename Stores::Part{job, own_part, bias, y, staging()}.run(all);
+    }
+    leave_cluster();
+    await_cluster();  // a block stays while others read its sums
   }
 };
 #endif
 
 // Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
-template <typename Value, typename Tile, bool kPlanes>
+template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_last_kernel(const __grid_constant__ LastJob job, const __grid_constant__ BoxMap source,
-                      const unsigned char* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
-                      float4* __restrict__ partial) {
+                      const __grid_constant__ BoxMap lying, const unsigned char* __restrict__ packed,
+                      const Value* __restrict__ bias, Value* __restrict__ y) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ LastBarriers barriers;
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kLastAlignment;
-  const LastBlock<Value, Tile, kPlanes> block{job, barriers, first};
+  std::uint32_t first_barrier = shared_address(&barriers), first_byte = shared_address(first);
+  hide(first_barrier), hide(first_byte);
+  const LastBlock<Value, Tile, kPlanes, kWeights> block{job, barriers, first, first_barrier, first_byte};
   block.make_barriers();
   if (threadIdx.x >= 32 * Tile::kWarps) {
     if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
-    if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, packed);
+    if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, lying, packed);
   } else {
     if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
-    block.compute(bias, y, partial);
+    block.compute(bias, y);
   }
 #endif
-}
-
-// Adds the partial sums of a split reduction in the order of its parts; a block stores a part of a tile.
-template <typename Value, typename Tile, bool kPlanes>
-__global__ void __launch_bounds__(kLastStoring)
-    fused_last_reduce_kernel(const __grid_constant__ LastJob job, const float4* __restrict__ partial,
-                             const Value* __restrict__ bias, Value* __restrict__ y) {
-#if UPFOLD_WARPGROUPS
-  using Stores = LastStores<Value, Tile, kPlanes>;
-  __shared__ alignas(16) unsigned char staging[Stores::kStagedBytes];
-  constexpr int kEights = Stores::kEights, kParts = Tile::kSub8 / kEights;
-  const std::int32_t part = std::int32_t(blockIdx.x % kParts), splits = std::int32_t(job.splits.value);
-  const std::uint32_t first = blockIdx.x / kParts * std::uint32_t(splits);
-  const float4* const own = partial + std::int64_t(first) * kLastPartialVectors<Tile> + threadIdx.x;
-  using Store = typename Stores::Part;
-  LastPlace place = last_place(job, first);
-  Stores::take_part(place, part);
-  const Store store{job, place, bias, y, staging};
-  typename Store::Sums sums = {};
-  await_previous();  // which writes the sums
-  for (std::int32_t split = 0; split < splits; ++split) {
-#pragma unroll
-    for (int i = 0; i < Tile::kM * Tile::kPhases * kEights; ++i) {
-      const int number = i / kEights * Tile::kSub8 + part * kEights + i % kEights;
-      const float4 v = own[split * kLastPartialVectors<Tile> + number * kLastStoring];
-      float(&sum)[4] = sums[i / kEights / Tile::kPhases][i / kEights % Tile::kPhases][i % kEights];
-      sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
-    }
-  }
-  store.run(sums);
-#endif
-}
-
-// packed[group][column tile][chunk][pair][column][16 bytes], a thread for each vector; neighbouring threads read the taps of one
-// channel, which mostly lie together.
-struct LastPackJob {
-  Divisor pairs, columns, vectors, chunks, column_tiles;
-  Divisor channels, kernel_h, kernel_w;  // of the result in a group
-  std::uint32_t count;                   // of vectors
-  std::int32_t result_channels, source_channels, all_columns;
-  bool flat, turned, by_channel;                        // by_channel: threads follow channels of the result, not taps
-  std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
-  std::uint16_t taps[kMostLastPairs];
-};
-constexpr int kLastPackThreads = 256;
-
-UPFOLD_DEVICE __half narrow_weight(__half v) { return v; }
-UPFOLD_DEVICE __nv_bfloat16 narrow_weight(__nv_bfloat16 v) { return v; }
-UPFOLD_DEVICE float narrow_weight(float v) { return __uint_as_float(to_tf32(v)); }
-
-template <typename Value>
-UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, const Value* w, uint4* packed) {
-  constexpr int kVector = 16 / int(sizeof(Value));
-  const std::uint32_t number = block * kLastPackThreads + threadIdx.x;
-  if (number >= job.count) return;
-  std::uint32_t rest = number;
-  // Neighbouring threads read what lies together in w: the taps of one channel, or of one tap the channels of the result.
-  std::int32_t row = job.by_channel ? std::int32_t(take(job.columns, rest)) : 0;
-  const std::int32_t pair = std::int32_t(take(job.pairs, rest)), vector = std::int32_t(take(job.vectors, rest));
-  if (!job.by_channel) row = std::int32_t(take(job.columns, rest));
-  const std::int32_t chunk = std::int32_t(take(job.chunks, rest));
-  const std::uint32_t tile = rest;
-  const std::int32_t column_tile = std::int32_t(take(job.column_tiles, rest)), vectors = std::int32_t(job.vectors.value);
-  const std::int32_t in_tile = job.turned ? row : channel_of_column<int(sizeof(Value))>(row);
-  const std::int32_t column = column_tile * std::int32_t(job.columns.value) + in_tile;
-  std::uint32_t tap = job.taps[pair], channel = std::uint32_t(column);
-  if (job.flat) {
-    tap = channel;
-    channel = take(job.channels, tap);
-  }
-  const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
-  const std::int32_t source = (chunk * vectors + vector) * kVector;
-  const Value* const from = w + std::int64_t(rest) * job.w_group + std::int64_t(channel) * job.w_result +
-                            std::int64_t(source) * job.w_source + std::int32_t(tap) * job.w_axis[0] + kh * job.w_axis[1] +
-                            kw * job.w_axis[2];
-  struct alignas(16) {
-    Value v[kVector];
-  } values;
-#pragma unroll
-  for (int e = 0; e < kVector; ++e) {
-    const bool exists = column < job.all_columns && source + e < job.source_channels;
-    values.v[e] = exists ? narrow_weight(from[e * job.w_source]) : Narrow<Value>::from(0.0f);
-  }
-  const std::int32_t swizzled = vector ^ (vectors == 8 ? row % 8 : row / 2 % 4);
-  const std::int64_t to = (std::int64_t(tile) * job.chunks.value + chunk) * job.pairs.value + pair;
-  packed[(to * job.columns.value + row) * vectors + swizzled] = *reinterpret_cast<const uint4*>(&values);
-}
-
-template <typename Value>
-__global__ void __launch_bounds__(kLastPackThreads)
-    fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
-  let_next_begin();
-  pack_weight(job, blockIdx.x, w, packed);
-}
-
-// Both packings in one launch: blocks from weight_blocks on pack the source, whose elements are as large as Bits.
-template <typename Value, typename Bits>
-__global__ void __launch_bounds__(kLastPackThreads)
-    fused_last_pack_both_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed,
-                                std::uint32_t weight_blocks, const __grid_constant__ LastSourceJob source,
-                                const Bits* __restrict__ from, uint4* __restrict__ to) {
-  static_assert(kLastPackThreads == kSourceThreads, "of either block");
-  let_next_begin();
-  if (blockIdx.x < weight_blocks) {
-    pack_weight(job, blockIdx.x, w, packed);
-  } else {
-    pack_source(source, blockIdx.x - weight_blocks, from, to);
-  }
 }
 
 }  // namespace upfold::cuda

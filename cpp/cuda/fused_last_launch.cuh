@@ -2,7 +2,7 @@
 #pragma once
 
 #include "fused_last_kernel.cuh"
-#include "fused_last_source.cuh"
+#include "fused_last_pack.cuh"
 
 namespace upfold::cuda {
 
@@ -31,16 +31,19 @@ namespace upfold::cuda {
   DO(17, Value, 2, 8, 1, 2, 4, false)
 constexpr int kFirstTurned = 9;
 
-#define UPFOLD_INSTANTIATE_LAST_KERNELS(kPlanes, Value, ...)                                                                     \
-  template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes>(                                                       \
-      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const unsigned char*, const Value*, Value*, float4*);     \
-  template __global__ void fused_last_reduce_kernel<Value, __VA_ARGS__, kPlanes>(const __grid_constant__ LastJob, const float4*, \
-                                                                                 const Value*, Value*);
-#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)              \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(false, Value, LastTile<__VA_ARGS__>) \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
+  template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
+      const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, const unsigned char*, \
+      const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAST_KERNEL(index, Value, ...)                         \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastTile<__VA_ARGS__>) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL(index, Value, ...) \
-  UPFOLD_INSTANTIATE_LAST_KERNELS(true, Value, LastTurnedTile<__VA_ARGS__>)
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTurnedTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_LYING_KERNEL(index, Value, ...)                     \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByResult, Value, LastTile<__VA_ARGS__>) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByReduction, Value, LastTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
@@ -73,7 +76,7 @@ void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* 
 struct LastOperands {
   const void *source, *w, *bias;
   void* result;
-  void *packed, *packed_source, *partial;
+  void *packed, *packed_source;
   bool is_packed;
 };
 
@@ -103,34 +106,38 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
   return to;
 }
 
-template <typename Value, typename Tile, bool kPlanes>
-void run_last_tile(const Launch& launch, const LastPlan& plan, const LastJob& job, const LastOperands& operands,
-                   const BoxMap& source, bool overlaps) {
+// What the kernels that multiply take beside the plan: the launch's part of the job, and where the source and the weights lie.
+struct LastLaunch {
+  LastJob job;
+  BoxMap source, lying;
+  bool overlaps;
+};
+
+template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights = LastWeights::kPacked>
+void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch& part, const LastOperands& operands) {
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
-  const auto bias = static_cast<const Value*>(operands.bias);
-  const auto result = static_cast<Value*>(operands.result);
-  const auto partial = static_cast<float4*>(operands.partial);
-  const Grid grid{std::min(job.tiles, unsigned(count * Tile::kBlocks)), Tile::kThreads, plan.shared_bytes, overlaps};
-  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes>, launch, grid, job, source,
-              static_cast<const unsigned char*>(operands.packed), bias, result, partial);
-  if (job.splits.value == 1) return;
-  const unsigned parts = Tile::kSub8 / LastStores<Value, Tile, kPlanes>::kEights;
-  const Grid all_parts{unsigned(job.tiles / job.splits.value * parts), kLastStoring, 0, true};
-  launch_grid("fused", fused_last_reduce_kernel<Value, Tile, kPlanes>, launch, all_parts, job, partial, bias, result);
+  // Blocks that split a reduction have one tile each.
+  const unsigned splits = part.job.splits.value, most = splits > 1 ? part.job.tiles : unsigned(count * Tile::kBlocks);
+  const Grid grid{std::min(part.job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits};
+  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.lying,
+              static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
+              static_cast<Value*>(operands.result));
 }
 
-// One of the turned tiles, which are compiled by themselves.
+// Turned tiles, and weights that lie, which are compiled by themselves.
 template <typename Value>
-void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastJob& job, const LastOperands& operands,
-                     const BoxMap& source, bool overlaps);
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
+template <typename Value>
+void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 
 template <typename Value>
 void run_last(const Launch& launch, const LastPlan& plan, int config, const LastOperands& operands) {
   const bool packs = !operands.is_packed && plan.pack.count > 0;
   const auto from = static_cast<const Value*>(operands.source);
   LastOperands own = operands;
-  LastJob job = plan.job;
+  LastLaunch part{plan.job, {}, {}, false};
+  LastJob& job = part.job;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
@@ -142,17 +149,24 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
-    const bool first = n == 0 && packs;
-    const void* const part = pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, first);
-    const BoxMap source = describe_boxes(plan.source, part);
-#define UPFOLD_RUN(index, type, ...)                                                          \
-  if (config == index && job.joined > 0)                                                      \
-    run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, job, own, source, first); \
-  if (config == index && job.joined == 0)                                                     \
-    run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, job, own, source, first);
+    part.overlaps = n == 0 && packs;
+    part.source = describe_boxes(plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n,
+                                                                   job.batch, part.overlaps));
+    if constexpr (sizeof(Value) == 2) {
+      if (plan.weights != LastWeights::kPacked) {
+        part.lying = describe_boxes(plan.lying, operands.w);
+        run_last_lying<Value>(launch, plan, config, part, own);
+        continue;
+      }
+    }
+#define UPFOLD_RUN(index, type, ...)                                                    \
+  if (config == index && job.joined > 0)                                                \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, part, own);         \
+  if (config == index && job.joined == 0)                                               \
+    run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, part, own);
     UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
-    if (config >= kFirstTurned) run_last_turned<Value>(launch, plan, config, job, own, source, first);
+    if (config >= kFirstTurned) run_last_turned<Value>(launch, plan, config, part, own);
   }
 }
 
@@ -160,7 +174,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
 template <typename Value>
 bool has_last_kernels() {
   cudaFuncAttributes found;
-  const auto kernel = fused_last_kernel<Value, LastTile<2, 16, 1, 1, 8>, false>;
+  const auto kernel = fused_last_kernel<Value, LastTile<2, 16, 1, 1, 8>, false, LastWeights::kPacked>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
   return found.sharedSizeBytes > 0;
 }

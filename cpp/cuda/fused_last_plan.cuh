@@ -9,6 +9,12 @@ namespace {
 constexpr std::int64_t kLastStageBytes = 16 << 10;  // of weights that one copy brings, where pairs are small
 constexpr std::int64_t kLastAimBlocks = 132;        // where the reduction can be split
 constexpr double kLeastSplit = 8;                   // products of a part of the reduction
+// Cycles (H200): of a product over those that it takes by itself, and of one beside them; of blocks that wait for each other, and
+// of 16 bytes of sums that a thread has from another block.
+constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
+constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
+// Neighbouring multiprocessors that clusters come from: 16, of 8 such groups, and four more of some.
+constexpr std::int64_t kGroupBlocks = 16, kGroups = 8;
 
 class LastPlanner : LastCutter {
  public:
@@ -47,7 +53,7 @@ class LastPlanner : LastCutter {
         const Pair& pair = pairs_[i];
         const std::int64_t row =
             ((pair.shift[0] - low[0]) * patch[1] + pair.shift[1] - low[1]) * patch[2] + pair.shift[2] - low[2];
-        job.pair[i] = std::uint32_t(row) | std::uint32_t(pair.phase) << 16;
+        job.pair[i] = std::uint32_t(row) | std::uint32_t(pair.phase) << 16 | std::uint32_t(pair.tap) << 20;
         plan_.pack.taps[i] = std::uint16_t(pair.tap);
       }
       begin = ends[q];
@@ -139,22 +145,35 @@ class LastPlanner : LastCutter {
     while (neighbours % job.vector != 0 || steps % job.vector != 0) job.vector /= 2;
   }
 
-  // Parts of the reduction, where tiles leave multiprocessors idle. A constant aim of blocks: the sums are the same on every
-  // device.
+  // Parts of the reduction, where tiles leave multiprocessors idle, and what their blocks wait for each other is less than what
+  // their products gain. Constants of one device: the sums are the same on every one.
   bool split(std::int64_t tiles) {
     LastJob& job = plan_.job;
     const double products = double(pairs_.size()) / double(sets_);  // of a chunk
-    const std::int64_t aim = kLastAimBlocks * tile_.blocks,
-                       least = std::max<std::int64_t>(1, std::int64_t(kLeastSplit / products));
-    std::int64_t splits = tiles * 3 > aim * 2 ? 1 : std::min(aim / tiles, job.chunks / least);
-    job.split_chunks = std::int32_t(ceil_div(job.chunks, std::max<std::int64_t>(splits, 1)));
+    const std::int64_t least = std::max<std::int64_t>(1, std::int64_t(kLeastSplit / products));
+    const std::int64_t most = std::min(kMostSplits, job.chunks / least);
+    std::int64_t splits = 1;
+    for (std::int64_t s = 2; s <= most; ++s) {
+      if (tiles * s > blocks_at_once(s)) break;
+      if (split_cycles(tiles, s, products) < split_cycles(tiles, splits, products)) splits = s;
+    }
+    job.split_chunks = std::int32_t(ceil_div(job.chunks, splits));
     splits = ceil_div(job.chunks, job.split_chunks);
     job.splits = make_divisor(splits);
     plan_.tiles_of_samples *= splits;
     job.tiles = std::uint32_t(tiles * splits);
-    const std::int64_t sums = tile_.columns * tile_.phases * tile_rows();
-    plan_.partial_bytes = splits == 1 ? 0 : 4 * tiles * splits * sums;
     return true;
+  }
+  std::int64_t blocks_at_once(std::int64_t splits) const {
+    return splits <= 2 ? kLastAimBlocks * tile_.blocks : kGroupBlocks * tile_.blocks / splits * splits * kGroups;
+  }
+  std::int64_t sums_of_tile() const { return std::int64_t(tile_.columns) * tile_.phases * tile_rows(); }
+  double split_cycles(std::int64_t tiles, std::int64_t splits, double products) const {
+    const std::int64_t chunks = ceil_div(std::int64_t(plan_.job.chunks), splits), blocks = tiles * splits;
+    const double pair = double(tile_rows() * tile_.columns * chunk_bytes_) / 4096 * kSplitProduct + kSplitPair;
+    const double turns = double(ceil_div(blocks, kLastAimBlocks));  // of blocks that a multiprocessor has in all
+    const double sums = splits == 1 ? 0 : kSplitWait + kSplitSum * double(sums_of_tile()) / 1024;
+    return turns * (double(chunks) * products * pair + sums);
   }
 
   // Patches and weights each as far ahead as the other, in pairs.
@@ -185,6 +204,7 @@ class LastPlanner : LastCutter {
       (can_patch && (wants_patch || !can_stage)) ? ++patches : ++stages;
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
+    if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
     return true;
   }
@@ -210,8 +230,36 @@ class LastPlanner : LastCutter {
     pack.by_channel = job.flat || pack.w_result == 1;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;
     pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
-    plan_.packed_bytes = 16 * count;
+    if (lie()) {
+      pack.count = 0;
+    } else {
+      plan_.packed_bytes = 16 * count;
+    }
     return count < kMostLastCount && source();
+  }
+
+  // Whether weights are multiplied as they lie, in boxes: their channels are innermost, and lanes exchange whole vectors.
+  bool lie() {
+    const LastJob& job = plan_.job;
+    const Strides& w = p_.w;
+    if (element_ != 2 || tile_.turned || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1) return false;
+    const std::int64_t columns = out_channels_per_group(p_);
+    const std::int64_t strides[] = {w.w, w.h, w.d, w.n}, sizes[] = {p_.kernel_w, p_.kernel_h, p_.kernel_d, p_.in_channels};
+    std::int64_t dense = columns;
+    for (int i = 0; i < 4; ++i) {
+      if (sizes[i] > 1 && (strides[i] < 1 || strides[i] * element_ % 16 != 0 || strides[i] >= kMostLastCount)) return false;
+      if (job.flat && i < 3 && sizes[i] > 1 && strides[i] != dense) return false;  // columns are taps times channels
+      dense *= sizes[i];
+    }
+    BoxTensor& tensor = plan_.lying;
+    tensor = {p_.dtype, {columns, sizes[0], sizes[1], sizes[2], sizes[3]}, {}, {1, 1, 1, 1, 1}, 0, 256};
+    if (job.flat) tensor.sizes[0] = job.columns, tensor.sizes[1] = tensor.sizes[2] = tensor.sizes[3] = 1;
+    for (int i = 0; i < 4; ++i) tensor.strides[i] = tensor.sizes[i + 1] > 1 ? strides[i] * element_ : 16;
+    plan_.weights = forward_ ? LastWeights::kByResult : LastWeights::kByReduction;
+    tensor.box[0] = std::int32_t(forward_ ? std::min(tile_.columns, 64) : chunk());
+    tensor.box[4] = std::int32_t(forward_ ? chunk() : tile_.columns);
+    tensor.swizzle = std::int32_t(tensor.box[0] * element_);
+    return true;
   }
 
   // The source, or what is packed of it: as many samples at a time as the cap leaves room for.
@@ -221,8 +269,7 @@ class LastPlanner : LastCutter {
     if (!lies_in_boxes()) {
       const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
       const std::int64_t pixels = source_size_[0] * source_size_[1] * source_size_[2];
-      const std::int64_t left = cap_ - plan_.packed_bytes - plan_.partial_bytes, sample = 16 * vectors * pixels;
-      const std::int64_t parts = plan_.partial_bytes > 0 ? p_.batch : best_.samples;  // parts of samples have sums of their own
+      const std::int64_t left = cap_ - plan_.packed_bytes, sample = 16 * vectors * pixels, parts = best_.samples;
       plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);
       plan_.source_bytes = plan_.batch * sample;
       pack_source(s, vectors, pixels);

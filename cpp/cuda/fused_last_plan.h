@@ -25,10 +25,12 @@ struct LastPlan {
   LastJob job = {};
   LastPackJob pack = {};
   BoxTensor source = {};
+  LastWeights weights = LastWeights::kPacked;
+  BoxTensor lying = {};  // the weights where they are not packed
   int shared_bytes = 0;
   LastSourceJob source_pack = {};
-  // Of packed weights, of the packed source of one launch (0: it is read as it lies), and of partial sums.
-  std::int64_t packed_bytes = 0, source_bytes = 0, partial_bytes = 0;
+  // Of packed weights, and of the packed source of one launch; 0: they are read as they lie.
+  std::int64_t packed_bytes = 0, source_bytes = 0;
   std::int64_t batch = 0;             // samples of one launch
   std::int64_t tiles_of_samples = 0;  // of as many samples as a tile has
   std::int64_t patches = 0;           // of all sets

@@ -1,13 +1,16 @@
 // The end of the fused method whose channels are innermost: bias, activation and stores, from registers. Columns are in such an
-// order (channel_of_column) that a lane holds 16 bytes of neighbouring channels of a row.
+// order (channel_of_column) that a lane holds 16 bytes of neighbouring channels of a row, or in that of channels (kInOrder, where
+// results are whole vectors of 16 bits): then lanes exchange them.
 #pragma once
 
 #include "fused_last_vectors.cuh"
 
 namespace upfold::cuda {
 
-template <typename Value, typename Tile, bool kPlanes>
+template <typename Value, typename Tile, bool kPlanes, bool kInOrder_>
 struct LastStore {
+  static constexpr bool kInOrder = kInOrder_;
+  static_assert(!kInOrder || (sizeof(Value) == 2 && !kPlanes), "words that lanes exchange");
   static constexpr int kOwn = 16 / int(sizeof(Value)), kRun = 4 * kOwn, kRuns = Tile::kColumns / kRun, kEights = kRun / 8;
   static constexpr int kHalves = 2 * Tile::kM;  // rows of a thread
   using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
@@ -51,6 +54,24 @@ struct LastStore {
         const int e = i % kOwn, row = i / kOwn % kHalves, phase = i / kOwn / kHalves;
         sums[row / 2][phase][run * kEights + e / 2][row % 2 * 2 + e % 2] += added[e];
       }
+    }
+  }
+
+  // The same of columns in order, eight at a time, of one tap.
+  __device__ __forceinline__ void add_bias_in_order(Sums& sums) const {
+    if (bias == nullptr) return;
+    const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;
+    std::uint32_t tap = std::uint32_t(first);
+    std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : first;
+    const Value* const own = bias + std::int64_t(place.group) * channels + lane() % 4 * 2;
+#pragma unroll
+    for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
+      while (job.flat && channel >= channels) channel -= channels;
+      if (first + eight * 8 >= job.columns) break;
+      const float added[2] = {widen(own[channel]), widen(own[channel + 1])};
+#pragma unroll
+      for (int i = 0; i < Tile::kM * Tile::kPhases * 4; ++i)
+        sums[i / 4 / Tile::kPhases][i / 4 % Tile::kPhases][eight][i % 4] += added[i % 2];
     }
   }
 
@@ -276,17 +297,13 @@ struct LastStore {
     }
   }
 
-  __device__ __forceinline__ void run(Sums& sums) const {
-    add_bias(sums);
-    activate(sums);
-    if constexpr (!kPlanes) {
-      if (job.wide) {
+  __device__ __forceinline__ void store_vectors(const Sums& sums) const {
 #pragma unroll
-        for (int m = 0; m < Tile::kM; ++m)
-          LastVectors<Value, Tile, LastStore>{*this, {row_of(2 * m), row_of(2 * m + 1)}}.run(sums, m);
-        return;
-      }
-    }
+    for (int m = 0; m < Tile::kM; ++m)
+      LastVectors<Value, Tile, LastStore>{*this, {row_of(2 * m), row_of(2 * m + 1)}}.run(sums, m);
+  }
+
+  __device__ __forceinline__ void store_values(const Sums& sums) const {
     Row rows[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) rows[half] = row_of(half);
@@ -296,6 +313,22 @@ struct LastStore {
       store_taps(sums, rows);
     } else {
       store_phase<0>(sums, rows);
+    }
+  }
+
+  __device__ __forceinline__ void run(Sums& sums) const {
+    if constexpr (kInOrder) {
+      add_bias_in_order(sums);
+    } else {
+      add_bias(sums);
+    }
+    activate(sums);
+    if constexpr (kInOrder) {
+      store_vectors(sums);
+    } else if (!kPlanes && job.wide) {
+      if constexpr (!kPlanes) store_vectors(sums);
+    } else {
+      store_values(sums);
     }
   }
 };

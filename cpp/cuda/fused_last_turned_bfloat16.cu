@@ -10,8 +10,7 @@ UPFOLD_INSTANTIATE_LAST_TURNED(__nv_bfloat16)
 #ifndef __CUDACC_RTC__
 namespace upfold::cuda {
 
-template void run_last_turned<__nv_bfloat16>(const Launch&, const LastPlan&, int, const LastJob&, const LastOperands&,
-                                             const BoxMap&, bool);
+template void run_last_turned<__nv_bfloat16>(const Launch&, const LastPlan&, int, const LastLaunch&, const LastOperands&);
 
 }  // namespace upfold::cuda
 #endif

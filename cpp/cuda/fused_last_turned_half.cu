@@ -10,8 +10,7 @@ UPFOLD_INSTANTIATE_LAST_TURNED(__half)
 #ifndef __CUDACC_RTC__
 namespace upfold::cuda {
 
-template void run_last_turned<__half>(const Launch&, const LastPlan&, int, const LastJob&, const LastOperands&, const BoxMap&,
-                                      bool);
+template void run_last_turned<__half>(const Launch&, const LastPlan&, int, const LastLaunch&, const LastOperands&);
 
 }  // namespace upfold::cuda
 #endif

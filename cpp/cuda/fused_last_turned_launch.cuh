@@ -7,10 +7,9 @@
 namespace upfold::cuda {
 
 template <typename Value>
-void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastJob& job, const LastOperands& operands,
-                     const BoxMap& source, bool overlaps) {
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands) {
 #define UPFOLD_RUN(index, type, ...) \
-  if (config == index) run_last_tile<Value, LastTurnedTile<__VA_ARGS__>, true>(launch, plan, job, operands, source, overlaps);
+  if (config == index) run_last_tile<Value, LastTurnedTile<__VA_ARGS__>, true>(launch, plan, part, operands);
   UPFOLD_LAST_TURNED_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
 }

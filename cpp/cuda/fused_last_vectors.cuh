@@ -61,6 +61,20 @@ struct WholeVector {
   }
 };
 
+// Of four neighbouring lanes each has two neighbours of each of four eights; word i is of eight i. Afterwards lane i has all of
+// eight i.
+UPFOLD_DEVICE uint4 gather_eights(const uint4& words) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const std::uint32_t first = __shfl_xor_sync(~0u, odd ? words.x : words.y, 1);
+  const std::uint32_t second = __shfl_xor_sync(~0u, odd ? words.z : words.w, 1);
+  // Of eights 0 or 1, and of 2 or 3, what this lane and the one beside it had.
+  const std::uint32_t low[2] = {odd ? first : words.x, odd ? words.y : first};
+  const std::uint32_t up[2] = {odd ? second : words.z, odd ? words.w : second};
+  const std::uint32_t third = __shfl_xor_sync(~0u, high ? low[0] : up[0], 2);
+  const std::uint32_t fourth = __shfl_xor_sync(~0u, high ? low[1] : up[1], 2);
+  return high ? uint4{third, fourth, up[0], up[1]} : uint4{low[0], low[1], third, fourth};
+}
+
 // `Store` (LastStore) tells where rows and taps lie.
 template <typename Value, typename Tile, typename Store>
 struct LastVectors {
@@ -102,10 +116,11 @@ struct LastVectors {
   __device__ __forceinline__ void store_runs(const Sums& sums, int m, Column column) const {
     const std::int64_t group = std::int64_t(store.place.group) * store.job.channels.value;
     std::int32_t left = store.job.columns - store.first_column(0);
+    std::int32_t all_left = store.job.columns - store.place.column_tile * Tile::kColumns;  // of all lanes
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run, left -= kRun) {
+    for (int run = 0; run < kRuns; ++run, left -= kRun, all_left -= kRun) {
       if (run > 0) next(column);
-      if (left <= 0) break;
+      if ((Store::kInOrder ? all_left : left) <= 0) break;
       Value* const to = store.y + group + column.channel + column.offset;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -115,7 +130,10 @@ struct LastVectors {
           v[e] = sums[m][kPhase][run * kEights + e / 2][half * 2 + e % 2];
           if (kRelu) v[e] = larger(v[e], 0.0f);
         }
-        if (column.in[half]) *reinterpret_cast<uint4*>(to + rows[half].offset) = Vector::narrow(v);
+        uint4 vector = Vector::narrow(v);
+        if constexpr (Store::kInOrder) vector = gather_eights(vector);
+        const bool exists = column.in[half] && (!Store::kInOrder || left > 0);
+        if (exists) *reinterpret_cast<uint4*>(to + rows[half].offset) = vector;
       }
     }
   }

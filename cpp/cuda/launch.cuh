@@ -65,6 +65,7 @@ struct Grid {
   unsigned blocks, threads;
   int shared_bytes;       // beside the kernel's own
   bool overlaps = false;  // may begin before the kernel ahead of it on the stream has ended, and awaits that itself
+  unsigned cluster = 1;   // blocks that run together and see each other's shared memory: at most 8, of code of capability 9.0
 };
 
 // Whether an overlapping launch is one: code of capability 9.0 (older code that the driver translates does not wait), and a
@@ -85,14 +86,24 @@ inline bool can_overlap(int device) {
 
 inline cudaError_t start_grid(const void* kernel, const Launch& launch, const Grid& grid, void** arguments) {
   const auto stream = reinterpret_cast<cudaStream_t>(launch.stream);
-#if CUDART_VERSION >= 12030
-  if (grid.overlaps && can_overlap(launch.device)) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+#if CUDART_VERSION >= 11080
+  const bool overlaps = grid.overlaps && can_overlap(launch.device);
+  if (overlaps || grid.cluster > 1) {
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (overlaps) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (grid.cluster > 1) {
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count].val.clusterDim.x = grid.cluster;
+      attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+      ++count;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid.blocks), config.blockDim = dim3(grid.threads), config.stream = stream;
-    config.dynamicSmemBytes = std::size_t(grid.shared_bytes), config.attrs = &attribute, config.numAttrs = 1;
+    config.dynamicSmemBytes = std::size_t(grid.shared_bytes), config.attrs = attributes, config.numAttrs = count;
     return cudaLaunchKernelExC(&config, kernel, arguments);
   }
 #endif

@@ -141,11 +141,11 @@ py::list fused_last_tiles() {
   return tiles;
 }
 
-// (tiles, products of a tile, bytes that it copies of the source, whether weights stay; bytes of packed source and of partial
-// sums) of a tile choice.
+// (tiles, products of a tile, bytes that it copies of the source, whether weights stay, parts of the reduction; bytes of packed
+// weights and of packed source) of a tile choice.
 py::tuple fused_last_work(const FusedLastCall& call) {
   const upfold::cuda::FusedLastWork work = call.work();
-  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.source, work.partial);
+  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source);
 }
 
 using upfold::cuda::FusedColumnsCall;

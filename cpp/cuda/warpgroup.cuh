@@ -11,6 +11,9 @@ namespace upfold::cuda {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define UPFOLD_WARPGROUPS 1
 
+// What an address in shared memory is in a descriptor: above its lower bits is the block's number in its cluster, which would end
+// up in the distance of vectors.
+UPFOLD_DEVICE std::uint32_t in_descriptor(std::uint32_t address) { return (address & 0x3ffff) / 16; }
 // The descriptor of an operand, all in units of 16 bytes: its address, the distance of the vectors of the reduction, and that of
 // groups of eight rows.
 UPFOLD_DEVICE std::uint64_t matrix_descriptor(std::uint32_t at, std::uint32_t vector_pitch, std::uint32_t group_pitch) {
@@ -35,6 +38,14 @@ UPFOLD_DEVICE std::uint64_t turned_descriptor(std::uint32_t at) {
   return kSwizzle128 | matrix_descriptor(at, 64, 64);
 }
 
+// The same of `TurnedColumns`, whose groups of kColumns columns have group_rows rows of the reduction each.
+template <int kColumns>
+UPFOLD_DEVICE std::uint64_t turned_columns_descriptor(std::uint32_t at, std::uint32_t group_rows) {
+  static_assert(kColumns == 64 || kColumns == 32, "a row that is swizzled");
+  constexpr std::uint64_t kSwizzle = std::uint64_t(kColumns == 64 ? 1 : 2) << 62;
+  return kSwizzle | matrix_descriptor(at, group_rows * kColumns / 8, kColumns);
+}
+
 // Between ordinary accesses to the sums and the first product that adds to them.
 UPFOLD_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 UPFOLD_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -46,12 +57,18 @@ UPFOLD_DEVICE void warpgroup_wait() {
 // Keeps the compiler from moving accesses to a sum across.
 UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
+// Keeps the compiler from finding out what this is: it would compute it anew wherever it is used.
+UPFOLD_DEVICE void hide(std::uint32_t& word) { asm volatile("" : "+r"(word)); }
+
 // Keeps a register that a product reads from being another's up to here.
 UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
 
 // Of 16-bit values whose a lies as [reduction][64 rows], 128 bytes each, in order of `long_row_descriptor`.
 template <typename Value>
 struct Turned;
+// Of those whose b lies so: [columns in groups of a row][reduction][a row of 64 or 32 columns].
+template <typename Value>
+struct TurnedColumns;
 
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
 // warp's 16 rows as above.
@@ -108,6 +125,8 @@ UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(float, "k8", "f32.tf32.tf32", "")
 UPFOLD_WARPGROUP_CORES(Turned<__half>, "k16", "f32.f16.f16", ", 1, 0")
 UPFOLD_WARPGROUP_CORES(Turned<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 1, 0")
+UPFOLD_WARPGROUP_CORES(TurnedColumns<__half>, "k16", "f32.f16.f16", ", 0, 1")
+UPFOLD_WARPGROUP_CORES(TurnedColumns<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 0, 1")
 #undef UPFOLD_WARPGROUP_CORES
 #undef UPFOLD_WARPGROUP_CORE
 
@@ -238,6 +257,31 @@ UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int3
 }
 // Between ordinary stores to shared memory and the products of others that read them.
 UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Threads of the blocks of a cluster that have not ended meet: what they wrote to shared memory is known to all then. Warps are
+// counted, so that one whose lanes come at different times would be counted twice.
+UPFOLD_DEVICE void meet_cluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same in two steps: the first says that this warp has read what it wants of others, the second waits for theirs.
+UPFOLD_DEVICE void leave_cluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+UPFOLD_DEVICE void await_cluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// 16 bytes of the shared memory of a block of the cluster, from where they lie in one's own.
+UPFOLD_DEVICE float4 load_of_block(std::uint32_t at, std::uint32_t block) {
+  float4 v;
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(at), "r"(block));
+  return v;
+}
 
 // Threads of some warps meet; number 0 is __syncthreads.
 template <int kNumber, int kThreads>

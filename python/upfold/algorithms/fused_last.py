@@ -30,16 +30,16 @@ class _Rates(NamedTuple):
     packed: float  # of a megabyte of the weight
     source: float  # of a megabyte of the source that is packed first
     launch: float  # of that kernel, beside its bytes
-    partial: float  # of a megabyte of partial sums
+    split: float  # cycles of blocks that add their sums up
     alone: float  # waves, where a multiprocessor could take two blocks and gets one
     tiles: tuple[float, ...]  # times the products' cycles, by config
 
 
 # Of float32 rounded to TF32, and of 16-bit values.
 _RATES = (
-    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 0.341, 1.58,
+    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 3000, 1.58,
            (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6)),
-    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 0.386, 1.69,
+    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 3000, 1.69,
            (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6)),
 )  # fmt: skip
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
@@ -118,7 +118,6 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     rates = _RATES[size == 2]
-    packed = size * problem.in_channels * problem.out_channels_per_group * problem.taps
     predicted = {}
     for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()):
         if not module.fused_last_fits(device, problem.cuda, config, problem.alignment):
@@ -126,19 +125,21 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         if problem.batch == 0:
             predicted[FIRST + config] = rates.call
             continue
-        tiles, products, copied, resident, source, partial = call(problem, FIRST + config, device).work
+        tiles, products, copied, resident, splits, packed, source = call(problem, FIRST + config, device).work
         pair = columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
         if config >= _TURNED:
             store, tile = rows * columns * phases * size / rates.turned * _turned(problem, phases), _TURNED_TILE
+        if splits > 1:
+            store, tile = store / splits, tile + rates.split
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
         time = waves * (multiply + load + store + tile) / _CYCLES
         time *= _storing(problem, config, phases) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
-        time += 1e-6 * (packed * rates.packed + source * rates.source + partial * rates.partial)
+        time += 1e-6 * (packed * rates.packed + source * rates.source)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + _BESIDE * min(time, least)
         predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
