@@ -308,6 +308,8 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         return own
     lies = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
     beside = _BESIDE_OTHERS[DTYPE_BYTES[problem.dtype] == 2][lies]
+    if fused_last.lies(problem, device):  # rates of those were fitted to the choice
+        beside = {config: times for config, times in beside.items() if config < fused_last.FIRST}
     return {config: time * beside.get(config, 1.0) for config, time in own.items()}
 
 

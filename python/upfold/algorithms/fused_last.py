@@ -30,32 +30,40 @@ class _Rates(NamedTuple):
     packed: float  # of a megabyte of the weight
     source: float  # of a megabyte of the source that is packed first
     launch: float  # of that kernel, beside its bytes
-    split: float  # cycles of blocks that add their sums up
+    split: float  # cycles of blocks that wait for those that they add their sums up with
+    shared: float  # bytes of sums that a multiprocessor gets of them in a cycle
     alone: float  # waves, where a multiprocessor could take two blocks and gets one
+    beside: float  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
     tiles: tuple[float, ...]  # times the products' cycles, by config
+    equal: tuple[float, ...]  # times as long, where kernel and stride are equal and channels innermost
 
 
+# Times as long by config where kernel and stride are equal and channels innermost.
+_EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
 # Of float32 rounded to TF32, and of 16-bit values.
 _RATES = (
-    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 3000, 1.58,
-           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6)),
-    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 3000, 1.69,
-           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6)),
+    _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 2000, 30, 1.58, 0.05,
+           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6), _EQUAL),
+    _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 2000, 30, 1.69, 0.05,
+           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6), _EQUAL),
 )  # fmt: skip
+# Of 16-bit values whose weights are copied as they lie: fitted to every tile of 50 layers (11 % off near the fastest tile, which
+# the choice is 0.8 % behind).
+_LYING = _Rates(4.1, 514, 0.678, 35, 85, 43.7, 0, 0, 0.277, 0, 0.75, 1.76, 2030, 29, 1.19, 0.72,
+                (1.003, 0.766, 1.191, 0.627, 0.979, 1.249, 1.111, 0.668, 1.575),
+                (1.132, 1.413, 1.078, 1.091, 1.117, 1.135, 0.898, 0.884, 0.975))  # fmt: skip
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
 _TURNED = 9
 _CYCLES = 1755.0  # of a microsecond
-# Times as long by config where kernel and stride are equal and channels innermost.
-_EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
-# And where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel and stride
-# are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16 bits); and where
-# the packed source is beyond the cap, so that samples run in parts.
+# Times as long, where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel
+# and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
+# bits); and where the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
 # whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
 _TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 3.4, 1.9, 6.0, 1.1
-_BESIDE = 0.05  # of the lesser of what a call computes and moves: what tiles differ by where memory is the limit
+_TURNED_SHARES = 4  # parts of a tile that blocks of a split reduction store
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -91,11 +99,11 @@ def _turned(problem: Problem, phases: int) -> float:
     return together * (1.0 if width * size % 16 == 0 else _TURNED_SINGLE if width * size % 4 else _TURNED_PARTS)
 
 
-def _storing(problem: Problem, config: int, phases: int) -> float:
+def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float:
     """How many times as long as its products and bytes say a tile takes, for the way in which it stores results."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
     if _in_order(problem):
-        return _EQUAL[config] if forward and problem.kernel_size == problem.stride else 1.0
+        return rates.equal[config] if forward and problem.kernel_size == problem.stride else 1.0
     if not forward or config >= _TURNED:
         return 1.0
     stride, width = problem.stride[2], problem.out_size[2]
@@ -110,6 +118,14 @@ def _storing(problem: Problem, config: int, phases: int) -> float:
 
 
 @lru_cache(maxsize=4096)
+def lies(problem: Problem, device: int) -> bool:
+    """Whether some tiles copy the weight as it lies."""
+    fits = cuda.module().fused_last_fits
+    upright = [config for config in range(_TURNED) if fits(device, problem.cuda, config, problem.alignment)]
+    return any(not call(problem, FIRST + config, device).packed_bytes for config in upright)
+
+
+@lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, which multiply or wait for what they copy, and store."""
     if problem.dtype is torch.float32 and not problem.allow_tf32:
@@ -117,30 +133,30 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
-    rates = _RATES[size == 2]
     predicted = {}
     for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()):
         if not module.fused_last_fits(device, problem.cuda, config, problem.alignment):
             continue
         if problem.batch == 0:
-            predicted[FIRST + config] = rates.call
+            predicted[FIRST + config] = _RATES[size == 2].call
             continue
         tiles, products, copied, resident, splits, packed, source = call(problem, FIRST + config, device).work
-        pair = columns * vectors * 16
+        rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
         if config >= _TURNED:
             store, tile = rows * columns * phases * size / rates.turned * _turned(problem, phases), _TURNED_TILE
         if splits > 1:
-            store, tile = store / splits, tile + rates.split
+            share = 1 / min(splits, _TURNED_SHARES if config >= _TURNED else columns * size // 64)
+            store, tile = store * share, tile + rates.split + rows * columns * phases * 4 * splits * share / rates.shared
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
         time = waves * (multiply + load + store + tile) / _CYCLES
-        time *= _storing(problem, config, phases) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
+        time *= _storing(problem, config, phases, rates) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
         time += 1e-6 * (packed * rates.packed + source * rates.source)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
-        predicted[FIRST + config] = rates.call + max(time, least) + _BESIDE * min(time, least)
+        predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least)
         predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
     return predicted
