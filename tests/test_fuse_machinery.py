@@ -14,6 +14,7 @@ from torch import nn
 import upfold
 from fusing import Up, assert_like, block, fused, image, runs_fused
 from models import assert_same, snapshot
+from upfold import twins
 from upfold.fused_model import is_fused, plan_of
 from upfold.models.networks import Pix2Pix, dcgan, trained
 from upfold.models.rule import error_norm
@@ -321,3 +322,21 @@ def test_a_report_as_text_and_numbers():
     assert report.to_dict()["rows"][0]["fused"] == ("BatchNorm2d norm", "relu()")
     with torch.no_grad():
         assert F.relu(model(image())).shape == (2, 6, 10, 12)
+
+
+# --- copies into a concatenation -----------------------------------------------------------------------------------------
+
+
+def test_words_are_the_same_memory():
+    t = torch.arange(2 * 8 * 3 * 4, dtype=torch.float32).to(torch.bfloat16).view(2, 8, 3, 4)
+    last = t.contiguous(memory_format=torch.channels_last)
+    words = twins._words(t)
+    assert words.shape == (2, 8, 3, 1)
+    assert words.data_ptr() == t.data_ptr()
+    assert twins._words(last.movedim(1, -1)).shape == (2, 3, 4, 2)
+    assert twins._words(last) is None  # the last axis is not innermost
+    assert twins._words(t[..., 1:]) is None  # begins within a word
+    assert twins._words(t[..., :2]) is None  # ends within one
+    assert twins._words(t[:, :, :, :].double()) is None  # a word is an element
+    half = last[:, 4:].movedim(1, -1)
+    assert torch.equal(twins._words(half).view(torch.bfloat16), half)

@@ -38,6 +38,14 @@ UPFOLD_DEVICE bool is_activated_before(Activation activation) {
   return activation != Activation::kNone && activation != Activation::kRelu;
 }
 
+// The same of one sum, by itself.
+UPFOLD_DEVICE float finish_quickly(Activation activation, float slope, float v) {
+  if (activation == Activation::kNone) return v;
+  if (activation == Activation::kRelu) return v < 0.0f ? 0.0f : v;
+  if (activation == Activation::kLeakyRelu) return v > 0.0f ? v : v * slope;
+  return by_sigmoid(sigmoid_form(activation), v);
+}
+
 // Calls visit(f) for the function of an activation, which visit applies to all sums: the question is asked once for all of them.
 template <typename Visit>
 UPFOLD_DEVICE void with_activation(Activation activation, float slope, const Visit& visit) {

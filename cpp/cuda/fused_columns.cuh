@@ -13,7 +13,7 @@
 // pixels. One warp begins the copies.
 #pragma once
 
-#include "activation.cuh"
+#include "fused_activate.cuh"
 #include "divide.cuh"
 #include "mma.cuh"
 #include "ring.cuh"

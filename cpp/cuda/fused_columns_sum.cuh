@@ -28,7 +28,7 @@ struct ColumnsOutputs {
   }
   __device__ __forceinline__ Value finished(float sum, std::int32_t c) const {
     const float added = bias == nullptr ? 0.0f : widen(bias[c]);
-    return Narrow<Value>::from(finish(job.activation, job.slope, sum + added));
+    return Narrow<Value>::from(finish_quickly(job.activation, job.slope, sum + added));
   }
 
   // Visits the numbers first + i and begin + j of `units` by `rows`, by all threads that sum: neighbouring ones have neighbouring
@@ -139,7 +139,7 @@ struct ColumnsPairs {
     for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] += added;
     if (job.activation != Activation::kNone) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = finish(job.activation, job.slope, sums[i / 2][i % 2]);
+      for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = finish_quickly(job.activation, job.slope, sums[i / 2][i % 2]);
     }
 #pragma unroll
     for (int i = 0; i < 2 * kInputs; ++i) own.at[i / kInputs][i % kInputs] += 16 * kColumnPitch * 4;

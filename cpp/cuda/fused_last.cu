@@ -76,9 +76,7 @@ FusedLastCall::FusedLastCall(int device, const Problem& p, int config, std::int6
 }
 
 // What is packed of the weight begins the workspace, or has room of its own; behind it lies the source.
-std::int64_t FusedLastCall::workspace_bytes() const {
-  return plan_ == nullptr ? 0 : plan_->packed_bytes + plan_->source_bytes;
-}
+std::int64_t FusedLastCall::workspace_bytes() const { return plan_ == nullptr ? 0 : plan_->packed_bytes + plan_->source_bytes; }
 
 std::int64_t FusedLastCall::packed_bytes() const { return plan_ == nullptr ? 0 : plan_->packed_bytes; }
 
@@ -87,13 +85,8 @@ FusedLastWork FusedLastCall::work() const {
   const LastJob& job = plan_->job;
   const std::int64_t sets = job.sets.value;
   const double chunks = double(job.chunks) / double(job.splits.value) / double(sets);
-  return {std::int64_t(job.tiles),
-          job.pairs * chunks,
-          double(plan_->patches) * chunks * job.box_bytes,
-          job.resident,
-          std::int64_t(job.splits.value),
-          plan_->packed_bytes,
-          plan_->source_bytes / plan_->batch * job.batch};
+  return {std::int64_t(job.tiles),        job.pairs * chunks,  double(plan_->patches) * chunks * job.box_bytes, job.resident,
+          std::int64_t(job.splits.value), plan_->packed_bytes, plan_->source_bytes / plan_->batch * job.batch};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {
@@ -135,13 +128,8 @@ void FusedLastCall::run(const FusedOperands& operands, std::uintptr_t stream) co
   const bool is_packed = operands.packed != nullptr;
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const source = workspace + (is_packed ? 0 : plan_->packed_bytes);
-  const LastOperands own{operands.x,
-                         operands.w,
-                         operands.bias,
-                         operands.y,
-                         is_packed ? operands.packed : operands.workspace,
-                         source,
-                         is_packed};
+  const LastOperands own{operands.x, operands.w, operands.bias, operands.y, is_packed ? operands.packed : operands.workspace,
+                         source,     is_packed};
   if (problem_.dtype == Dtype::kFloat32) return run_last<float>(launch, *plan_, config_, own);
   if (problem_.dtype == Dtype::kFloat16) return run_last<__half>(launch, *plan_, config_, own);
   run_last<__nv_bfloat16>(launch, *plan_, config_, own);

@@ -134,8 +134,8 @@ UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   return place;
 }
 
-// The channel that column `column` of a product of packed weights holds, counted in a run of as many columns as four lanes own in 16 bytes each:
-// so that what a lane holds of a row, two neighbouring columns of each 8, are neighbouring channels.
+// The channel that column `column` of a product of packed weights holds, counted in a run of as many columns as four lanes own in
+// 16 bytes each: so that what a lane holds of a row, two neighbouring columns of each 8, are neighbouring channels.
 template <int kSize>
 UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {
   constexpr std::int32_t kRun = 64 / kSize, kOwn = 16 / kSize;

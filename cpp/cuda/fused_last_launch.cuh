@@ -127,7 +127,8 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
 
 // Turned tiles, and weights that lie, which are compiled by themselves.
 template <typename Value>
-void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                     const LastOperands& operands);
 template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 
@@ -150,8 +151,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;
-    part.source = describe_boxes(plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n,
-                                                                   job.batch, part.overlaps));
+    part.source = describe_boxes(
+        plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
     if constexpr (sizeof(Value) == 2) {
       if (plan.weights != LastWeights::kPacked) {
         part.lying = describe_boxes(plan.lying, operands.w);
@@ -159,11 +160,9 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
         continue;
       }
     }
-#define UPFOLD_RUN(index, type, ...)                                                    \
-  if (config == index && job.joined > 0)                                                \
-    run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, part, own);         \
-  if (config == index && job.joined == 0)                                               \
-    run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, part, own);
+#define UPFOLD_RUN(index, type, ...)                                                                                 \
+  if (config == index && job.joined > 0) run_last_tile<Value, LastTile<__VA_ARGS__>, true>(launch, plan, part, own); \
+  if (config == index && job.joined == 0) run_last_tile<Value, LastTile<__VA_ARGS__>, false>(launch, plan, part, own);
     UPFOLD_LAST_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
     if (config >= kFirstTurned) run_last_turned<Value>(launch, plan, config, part, own);

@@ -13,8 +13,8 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 // of 16 bytes of sums that a thread has from another block.
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
 constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
-// Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight took
-// two turns.
+// Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
+// took two turns.
 constexpr std::int64_t kGroupBlocks = 16, kGroups = 7;
 
 // Lanes that exchange results take a tenth more time in large ones, which packing small weights does not: bytes of results up to

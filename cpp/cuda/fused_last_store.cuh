@@ -57,21 +57,30 @@ struct LastStore {
     }
   }
 
-  // The same of columns in order, eight at a time, of one tap.
+  // The same of columns in order, eight at a time, of one tap. All are asked for before the first is added: each takes as long as
+  // a product.
   __device__ __forceinline__ void add_bias_in_order(Sums& sums) const {
     if (bias == nullptr) return;
     const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;
     std::uint32_t tap = std::uint32_t(first);
     std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : first;
     const Value* const own = bias + std::int64_t(place.group) * channels + lane() % 4 * 2;
+    constexpr int kAtOnce = Tile::kSub8 < 8 ? Tile::kSub8 : 8;
 #pragma unroll
-    for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
-      while (job.flat && channel >= channels) channel -= channels;
-      if (first + eight * 8 >= job.columns) break;
-      const float added[2] = {widen(own[channel]), widen(own[channel + 1])};
+    for (int begin = 0; begin < Tile::kSub8; begin += kAtOnce) {
+      Value added[kAtOnce][2];
 #pragma unroll
-      for (int i = 0; i < Tile::kM * Tile::kPhases * 4; ++i)
-        sums[i / 4 / Tile::kPhases][i / 4 % Tile::kPhases][eight][i % 4] += added[i % 2];
+      for (int i = 0; i < kAtOnce; ++i, channel += 8) {
+        if (job.flat && channel >= channels) channel -= channels;
+        const bool exists = first + (begin + i) * 8 < job.columns;
+        added[i][0] = own[exists ? channel : 0], added[i][1] = own[exists ? channel + 1 : 0];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce * Tile::kM * Tile::kPhases * 4; ++i) {
+        const int e = i % 4, phase = i / 4 % Tile::kPhases, m = i / 4 / Tile::kPhases % Tile::kM,
+                  eight = i / 4 / Tile::kPhases / Tile::kM;
+        sums[m][phase][begin + eight][e] += widen(added[eight][e % 2]);
+      }
     }
   }
 

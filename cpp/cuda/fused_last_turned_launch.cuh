@@ -7,7 +7,8 @@
 namespace upfold::cuda {
 
 template <typename Value>
-void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands) {
+void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                     const LastOperands& operands) {
 #define UPFOLD_RUN(index, type, ...) \
   if (config == index) run_last_tile<Value, LastTurnedTile<__VA_ARGS__>, true>(launch, plan, part, operands);
   UPFOLD_LAST_TURNED_TILES(UPFOLD_RUN, Value)

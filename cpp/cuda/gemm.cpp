@@ -12,6 +12,7 @@
 #include <array>
 
 #include "cublas.h"
+#include "finish_rows.h"
 #include "gemm_moves.h"
 #include "gemm_plan.h"
 #include "launch.cuh"
@@ -84,8 +85,16 @@ class Call {
     const std::int64_t w_ld = std::max(p_.w.n, rows), x_ld = std::max(p_.x.n, p_.in_channels),
                        y_ld = std::max(p_.y.n, p_.out_channels * kernel_taps(p_));
     const Matrix w{operands_.w, p_.dtype, false, w_ld, 0, depth * w_ld}, x{operands_.x, p_.dtype, false, x_ld, 0, depth};
-    products_.multiply({rows, p_.batch, depth, 1, p_.groups}, w, x, {operands_.y, p_.dtype, false, y_ld, 0, rows}, operands_.y,
-                       false);
+    const Sizes sizes{rows, p_.batch, depth, 1, p_.groups};
+    if (!plan_.finishes) {
+      products_.multiply(sizes, w, x, {operands_.y, p_.dtype, false, y_ld, 0, rows}, operands_.y, false);
+      return;
+    }
+    const std::int64_t columns = p_.out_channels * kernel_taps(p_);
+    const bool innermost = !weight_is_matrix(p_);
+    products_.multiply(sizes, w, x, {nullptr, sum_dtype(p_.dtype), false, columns, 0, rows}, this->columns(), false);
+    finish_rows(launch_, p_, {p_.batch, columns, p_.y.n, innermost ? p_.out_channels : kernel_taps(p_), innermost},
+                this->columns(), operands_.bias, operands_.y);
   }
 
   void conv_transpose(const GemmBlock& block) {

@@ -66,6 +66,7 @@ class Planner {
     plan_.cublas_bytes = aligned(std::min(cublas_bytes, options.workspace_cap / 4));
     x_ = pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w);
     plan_.to_result = !windowed() && product_is_result();
+    plan_.finishes = plan_.to_result && (options.has_bias || p_.activation != Activation::kNone);
     plan_.outer = !windowed() && outer_product();
     plan_.column_dtype = over_outputs_ && (plan_.outer || !columns_are_exact()) ? sum_dtype(p.dtype) : p.dtype;
     plan_.tap_rows = !windowed() && over_outputs_ && !options.atomic && !weight_is_matrix(p_) && weight_is_tap_matrix(p_);
@@ -75,8 +76,12 @@ class Planner {
 
   GemmPlan plan() {
     if (plan_.to_result) {
-      plan_.possible = true, plan_.total_bytes = plan_.cublas_bytes;
-      return plan_;
+      const std::int64_t results = p_.batch * p_.out_channels * kernel_taps(p_);
+      plan_.columns_at = plan_.cublas_bytes;
+      plan_.total_bytes = plan_.cublas_bytes + (plan_.finishes ? aligned(results * element_bytes(sum_dtype(p_.dtype))) : 0);
+      plan_.possible = plan_.total_bytes <= options_.workspace_cap;
+      if (plan_.possible || !plan_.finishes) return plan_;
+      plan_.to_result = plan_.finishes = false;
     }
     // The aim counts what moves with a block; the rest of the workspace stays as it is.
     const std::int64_t fixed = plan_.cublas_bytes + weight_bytes(),
@@ -107,9 +112,11 @@ class Planner {
     return true;
   }
 
-  // One pixel whose taps are the outputs in order, nothing added.
+  // One pixel whose taps are the outputs in order; what is added to real ones is added in a pass of its own.
   bool product_is_result() const {
-    if (!over_outputs_ || options_.atomic || options_.has_bias || p_.activation != Activation::kNone) return false;
+    const bool complex = p_.dtype == Dtype::kComplex64 || p_.dtype == Dtype::kComplex128;
+    if (!over_outputs_ || options_.atomic || (options_.has_bias && complex)) return false;
+    if (p_.batch * p_.out_channels * kernel_taps(p_) >= kMostOuter) return false;
     for (const Axis& a : axes_.axis) {
       if (a.in != 1 || a.pad != 0 || a.out != a.kernel) return false;
     }

@@ -33,6 +33,7 @@ struct GemmPlan {
   bool possible;       // false: not even the smallest block fits the cap
   Dtype column_dtype;  // of the column matrix
   bool to_result;      // the product is the result: no blocks, no columns
+  bool finishes;       // but for bias and activation: it goes through the workspace then, as columns do
   bool outer;          // a group has one input channel: columns are an outer product, which cuBLAS is slow at
   bool tap_rows;       // the weight lies as (in_channels, taps, out_channels), and rows of columns in that order; of whole blocks
   bool repack_weight;  // to (in_channels, out_channels / groups, taps), dense

@@ -118,6 +118,7 @@ LARGE = {
     "odd maps": ((4, 64, 37, 37), 32, (4, 4), {"stride": 4}),
     "one pixel": ((128, 100, 1, 1), 64, (4, 4), {}),
     "one pixel in groups": ((128, 96, 1, 1), 64, (4, 3), {"groups": 4}),
+    "one pixel, odd": ((5, 24, 1, 1), 3, (3, 5), {}),
     "depthwise": ((2, 64, 64, 64), 64, (4, 4), {"stride": 2, "padding": 1, "groups": 64}),
     "one tap": ((3, 32, 24, 40), 48, (1, 1), {}),
     "one tap in groups": ((2, 32, 24, 40), 48, (1, 1), {"groups": 4}),
@@ -144,6 +145,24 @@ def test_large_layers_are_exact_on_integers(device, name, dtype, has_bias, last)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         y = upfold.conv_transpose2d(x.to(dtype), w.to(dtype), None if b is None else b.to(dtype), algorithm="gemm", **arguments)
     assert_exact(y, want.cpu())
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["one pixel", "one pixel in groups", "one pixel, odd"])
+def test_activations_of_one_pixel(name, dtype, activation, last, device):
+    x_shape, out_channels, kernel, arguments = LARGE[name]
+    terms = x_shape[1] * kernel[0] * kernel[1]
+    x = exact_like(x_shape, terms, dtype, seed=1).to(device)
+    w = exact_like((x_shape[1], out_channels // arguments.get("groups", 1), *kernel), terms, dtype, seed=2).to(device)
+    b = (torch.arange(out_channels, device=device) % 3 - 1).to(dtype)
+    want = torch.nn.functional.conv_transpose2d(x.double(), w.double(), b.double(), **arguments)
+    if last:
+        x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        y = upfold.conv_transpose2d(x, w, b, algorithm="gemm", activation=activation, **arguments)
+    torch.testing.assert_close(y, getattr(torch.nn.functional, activation)(want).to(dtype), check_stride=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
