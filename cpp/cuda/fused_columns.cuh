@@ -13,8 +13,8 @@
 // pixels. One warp begins the copies.
 #pragma once
 
-#include "fused_activate.cuh"
 #include "divide.cuh"
+#include "fused_activate.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
 
