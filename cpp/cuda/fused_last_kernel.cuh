@@ -5,8 +5,6 @@
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
 
-#include <type_traits>
-
 #include "fused_last_store.cuh"
 #include "fused_last_turned_store.cuh"
 
@@ -44,6 +42,16 @@ struct LastStores<Value, Tile, kPlanes, false, true> {
 };
 
 #if UPFOLD_WARPGROUPS
+// How products name their operands.
+template <typename Value, bool kByResult>
+struct LastOperandsOf {
+  using Type = Value;
+};
+template <typename Value>
+struct LastOperandsOf<Value, true> {
+  using Type = TurnedColumns<Value>;
+};
+
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 struct LastBlock {
   static constexpr std::uint32_t kRowUnits = Tile::kVectors;  // a row of a patch, of 16 bytes
@@ -53,7 +61,7 @@ struct LastBlock {
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
-  using Operands = std::conditional_t<kByResult, TurnedColumns<Value>, Value>;
+  using Operands = typename LastOperandsOf<Value, kByResult>::Type;
 
   const LastJob& job;
   LastBarriers& barriers;
