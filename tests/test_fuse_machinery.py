@@ -340,3 +340,19 @@ def test_words_are_the_same_memory():
     assert twins._words(t[:, :, :, :].double()) is None  # a word is an element
     half = last[:, 4:].movedim(1, -1)
     assert torch.equal(twins._words(half).view(torch.bfloat16), half)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("channels", [8, 6, 3])
+def test_large_skips_are_copied_as_they_are(channels, last, dtype, monkeypatch):
+    layout = torch.channels_last if last else torch.contiguous_format
+    buffer = torch.zeros(2, 2 * channels, 5, 4, dtype=dtype).contiguous(memory_format=layout)
+    source = torch.randn(2, channels, 5, 4, dtype=dtype).contiguous(memory_format=layout)
+    monkeypatch.setattr(twins, "_is_large", lambda source: True)
+    for other in (source, source.contiguous(), source.contiguous(memory_format=torch.channels_last)):
+        for first in (0, channels):
+            part = buffer.zero_()[:, first : first + channels]
+            twins._copy(other, part)
+            assert torch.equal(part, source)
+            assert buffer.count_nonzero() == source.count_nonzero()

@@ -97,13 +97,17 @@ _LARGE_COPY, _WORD_BYTES = 1 << 18, 8
 
 def _copy(source: Tensor, part: Tensor) -> None:
     """Copy into a part of a larger tensor; a GPU copies 8 bytes at a time where they lie together, as torch itself does not."""
-    if source.is_cuda and source.numel() >= _LARGE_COPY:
+    if _is_large(source):
         for axis in (-1, 1):
             source_words, part_words = (_words(one.movedim(axis, -1)) for one in (source, part))
             if source_words is not None and part_words is not None:
                 part_words.copy_(source_words)
                 return
     part.copy_(source)
+
+
+def _is_large(source: Tensor) -> bool:
+    return source.is_cuda and source.numel() >= _LARGE_COPY
 
 
 def _words(t: Tensor) -> Tensor | None:
