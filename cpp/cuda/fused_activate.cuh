@@ -38,20 +38,26 @@ UPFOLD_DEVICE bool is_activated_before(Activation activation) {
   return activation != Activation::kNone && activation != Activation::kRelu;
 }
 
-// The same of one sum, by itself.
-UPFOLD_DEVICE float finish_quickly(Activation activation, float slope, float v) {
-  if (activation == Activation::kNone) return v;
-  if (activation == Activation::kRelu) return v < 0.0f ? 0.0f : v;
-  if (activation == Activation::kLeakyRelu) return v > 0.0f ? v : v * slope;
-  return by_sigmoid(sigmoid_form(activation), v);
-}
-
 // Calls visit(f) for the function of an activation, which visit applies to all sums: the question is asked once for all of them.
 template <typename Visit>
 UPFOLD_DEVICE void with_activation(Activation activation, float slope, const Visit& visit) {
   if (activation == Activation::kLeakyRelu) return visit([slope](float v) { return v > 0.0f ? v : v * slope; });
   const SigmoidForm form = sigmoid_form(activation);
   visit([form](float v) { return by_sigmoid(form, v); });
+}
+
+struct ActivateOne {
+  float& sum;
+  template <typename Function>
+  __device__ __forceinline__ void operator()(const Function& function) const {
+    sum = function(sum);
+  }
+};
+// One sum by itself, as `finish` does, by the same formulas.
+UPFOLD_DEVICE float finish_quickly(Activation activation, float slope, float v) {
+  if (activation == Activation::kRelu) return v < 0.0f ? 0.0f : v;
+  if (is_activated_before(activation)) with_activation(activation, slope, ActivateOne{v});
+  return v;
 }
 
 }  // namespace upfold::cuda

@@ -60,8 +60,8 @@ struct LastTurnedTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static_assert(kM * kSub8 <= 32, "a lane finds the row of each eight positions");
 };
 
-// How the weights lie that are multiplied: packed; or as they came, channels of the result innermost (those of x in the gradient
-// never are, so this is the forward), or those that are reduced (the gradient of the input).
+// How the weights lie that are multiplied: packed; or as they came, output channels innermost, which are those of the result (the
+// forward) or those that are reduced (the gradient of the input).
 enum class LastWeights { kPacked, kByResult, kByReduction };
 
 struct LastAxis {

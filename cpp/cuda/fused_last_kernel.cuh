@@ -1,7 +1,6 @@
 // The kernel of the fused method by boxes of channels.
 //   patch    [buffers][row of the patch][16 bytes of channels]          swizzled
-//   weight   [stages][pair][column][16 bytes of source channels]        swizzled; packed columns in the order of
-//   channel_of_column
+//   weight   [stages][pair][column][16 bytes of source channels]        swizzled; if packed, columns by channel_of_column
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
 

@@ -57,8 +57,8 @@ struct LastStore {
     }
   }
 
-  // The same of columns in order, eight at a time, of one tap. All are asked for before the first is added: each takes as long as
-  // a product.
+  // The same of columns in order, eight at a time, of one tap. As many as fit registers are asked for before the
+  // first is added, so that they are waited for together.
   __device__ __forceinline__ void add_bias_in_order(Sums& sums) const {
     if (bias == nullptr) return;
     const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;

@@ -25,6 +25,7 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
 
 constexpr std::int64_t kMostOuter = std::int64_t(1) << 30;  // positions and blocks of the outer product, elements of windows
+                                                            // and of results that are finished by themselves
 constexpr std::int64_t kNever = std::int64_t(1) << 60;      // bytes beyond every cap
 
 struct Axes {
@@ -115,8 +116,9 @@ class Planner {
   // One pixel whose taps are the outputs in order; what is added to real ones is added in a pass of its own.
   bool product_is_result() const {
     const bool complex = p_.dtype == Dtype::kComplex64 || p_.dtype == Dtype::kComplex128;
-    if (!over_outputs_ || options_.atomic || (options_.has_bias && complex)) return false;
-    if (p_.batch * p_.out_channels * kernel_taps(p_) >= kMostOuter) return false;
+    if (!over_outputs_ || options_.atomic) return false;
+    const bool adds = options_.has_bias || p_.activation != Activation::kNone;
+    if (adds && (complex || p_.batch * p_.out_channels * kernel_taps(p_) >= kMostOuter)) return false;
     for (const Axis& a : axes_.axis) {
       if (a.in != 1 || a.pad != 0 || a.out != a.kernel) return false;
     }

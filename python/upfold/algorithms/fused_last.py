@@ -63,7 +63,7 @@ _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
 # whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
 _TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 3.4, 1.9, 6.0, 1.1
-_TURNED_SHARES = 4  # parts of a tile that blocks of a split reduction store
+_TURNED_SHARES = 4  # parts of a turned tile, at the least, that blocks of a split reduction store
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -141,7 +141,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             predicted[FIRST + config] = _RATES[size == 2].call
             continue
         tiles, products, copied, resident, splits, packed, source = call(problem, FIRST + config, device).work
-        rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
+        lying = size == 2 and not packed and _in_order(problem)  # where no tap reaches a result nothing is packed either
+        rates, pair = _LYING if lying else _RATES[size == 2], columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
