@@ -126,7 +126,8 @@ class LastCutter {
       return true;
     }
     for (std::int64_t tap = 0; tap < kernel_taps(p_); ++tap) add_tap(tap, phases);
-    if (std::int64_t(pairs_.size()) > kMostLastPairs) return false;
+    // Where no tap reaches a result other tiles fill it with the bias.
+    if (pairs_.empty() || std::int64_t(pairs_.size()) > kMostLastPairs) return false;
     for (const Pair& pair : pairs_)
       for (int i = 0; i < 3; ++i)
         if (std::max(std::abs(pair.shift[i]) * source_step_[i], pair.origin[i]) >= INT16_MAX / 2) return false;

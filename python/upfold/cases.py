@@ -263,6 +263,7 @@ _EDGE = (
     _case("edge", "long-stride", "2>3", "1x3x2", "3x2 s17x31 p1", bias=True),
     _case("edge", "crop-to-one", "4>3", "2x2x3", "3 s1 p1x2", bias=True),
     _case("edge", "no-tap-reaches", "4>3", "2x4", "1 s2 p3", bias=True),
+    _case("edge", "no-tap-reaches-64", "64>64", "2x4x4", "1 s2 p3", bias=True),
     _case("edge", "phase-without-inputs", "2>4", "1x2x3", "1x3 s1x3 p0x7 o0x2 d2x4", bias=True),
     _case("edge", "batch-70000", "2>3", "70000x1x2", "2 s2", bias=True),
     _case("edge", "planes-over-65535", "258>258", "256x1x1", "2 s1 g258", bias=True),

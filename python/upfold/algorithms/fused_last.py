@@ -141,8 +141,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             predicted[FIRST + config] = _RATES[size == 2].call
             continue
         tiles, products, copied, resident, splits, packed, source = call(problem, FIRST + config, device).work
-        lying = size == 2 and not packed and _in_order(problem)  # where no tap reaches a result nothing is packed either
-        rates, pair = _LYING if lying else _RATES[size == 2], columns * vectors * 16
+        rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
