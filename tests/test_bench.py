@@ -336,6 +336,27 @@ def test_bench_in_another_dtype_and_layout():
     assert {row["layout"] for row in comparison["rows"] if row["ours"]} == {"channels_last"}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layout_is_that_of_the_data_and_the_weight(monkeypatch, mode):
+    seen = set()
+    original = compare._check
+
+    def watched(row, method, operands, truth):
+        for name, operand in zip("xwg", (operands.x, operands.w, operands.g)):
+            if operand is not None:
+                laid = operand.is_contiguous(memory_format=torch.channels_last), operand.is_contiguous()
+                seen.add((row.ours, row.layout, name, *laid))
+        return original(row, method, operands, truth)
+
+    monkeypatch.setattr(compare, "_check", watched)
+    case = cases.find("k4s2p1")
+    result = compare.compare_case(case, compare.Conditions(layout="channels_last", seconds=0.002, mode=mode))
+    names = "xw" if mode == FORWARD else "xwg"
+    assert {entry for entry in seen if entry[0]} == {(True, "channels_last", name, True, False) for name in names}
+    assert {entry for entry in seen if entry[1] == "contiguous"} == {(False, "contiguous", name, False, True) for name in names}
+    assert mode == GRAD_WEIGHT or result.problem.w_strides[1] == 1  # of which w is the result
+
+
 def test_bench_times_fold_and_the_host(monkeypatch):
     small = (pairs.FoldCase(1, 2, (8, 9), 3, 2, 1), pairs.FoldCase(2, 3, (6, 6), 4, 2, 1))
     assert small[0].columns_shape == F.unfold(torch.zeros(1, 2, 8, 9), 3, 1, 1, 2).shape

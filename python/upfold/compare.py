@@ -33,7 +33,7 @@ class Conditions:
     """How a comparison is made.
 
     Attributes:
-        layout: "contiguous" or "channels_last", of x and of gradients for upfold's algorithms.
+        layout: "contiguous" or "channels_last", of x, the weight and gradients for upfold's algorithms.
         seconds: time spent on each method.
         mode: which operator, or a step of forward and backward (`modes.MODES`).
         configs: whether every config of an algorithm gets a row (``gemm#1``), or its best guess alone, as in steps.
@@ -99,7 +99,7 @@ def compare(
     layout = conditions.layout if geometry.ndim in CHANNELS_LAST else "contiguous"
     x, w, bias = operands.x.detach().contiguous(), operands.w.detach().contiguous(), operands.bias
     operands = with_gradient(mode, Operands(x, w, None if bias is None else bias.detach()), geometry)
-    problem = describe(mode, operands.data_in(layout), geometry)
+    problem = describe(mode, operands.laid_out(layout), geometry)
     tf32 = x.dtype == torch.float32 and tf32_allowed(device)
     precision = ("tf32" if tf32 else "ieee") if x.dtype == torch.float32 and device.type == "cuda" else None
     result = Comparison(
@@ -172,7 +172,7 @@ def _our_methods(result: Comparison, conditions: Conditions) -> list[tuple[Row, 
 def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method | None]]:
     """A step by what `auto` takes for each operator, and by each algorithm that takes all of them or leaves some to `auto`."""
     methods: list[tuple[Row, Method | None]] = []
-    data = operands.data_in(result.layout)
+    data = operands.laid_out(result.layout)
     problems = [describe(mode, data, result.geometry) for mode in OPERATORS]
     for name in (*REGISTRY, AUTO):
         if name == "torch":
@@ -200,17 +200,16 @@ def _check_and_time(
 ) -> None:
     device = operands.x.device
     timed: list[tuple[Row, list[Call]]] = []
-    sets: dict[tuple[str, str], list[Operands]] = {}
+    sets: dict[str, list[Operands]] = {}
     for row, method in methods:
         if method is None:
             continue
-        layouts = row.layout, "contiguous" if row.ours else row.layout
-        if layouts not in sets:
-            first = operands.data_in(layouts[0]).weight_in(layouts[1])
+        if row.layout not in sets:
+            first = operands.laid_out(row.layout)
             others = data_sets(moved_bytes, device) - 1
-            sets[layouts] = [first] + [first.another(conditions.mode) for _ in range(others)]
-        if _check(row, method, sets[layouts][0], truth):
-            timed.append((row, [_call(method, data) for data in sets[layouts]]))
+            sets[row.layout] = [first] + [first.another(conditions.mode) for _ in range(others)]
+        if _check(row, method, sets[row.layout][0], truth):
+            timed.append((row, [_call(method, data) for data in sets[row.layout]]))
     works = [calls for _, calls in timed]
     for (row, _), timing in zip(timed, measure(works, device, seconds=conditions.seconds)):
         row.seconds, row.spread, row.how = timing.seconds, timing.spread, timing.how

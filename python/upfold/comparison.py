@@ -23,7 +23,7 @@ class Row:
     Attributes:
         method: name of the algorithm or of the peer; ``gemm#1`` is gemm in its config 1.
         ours: whether it is one of upfold's algorithms.
-        layout: "contiguous" or "channels_last": of x.
+        layout: "contiguous" or "channels_last": of x, the weight and gradients.
         error: largest error by the rounding rule; of a step, in the bound of the tensor that shows it; None where it did not run.
         correct: whether that error is within the bound; one far above it makes the method wrong, and it is not timed.
         seconds: median time of a call; None where it did not run or is wrong.
@@ -64,7 +64,7 @@ class Comparison:
         problem: the layer as the algorithms see it.
         geometry: its arguments.
         device: where it ran.
-        layout: of x for upfold's algorithms.
+        layout: of x, the weight and gradients for upfold's algorithms.
         ceilings: the device's, for the floor.
         bound: the largest error that counts as correct.
         auto: the algorithm that upfold chooses by itself; of a step `methods.AUTO`, one for each operator.

@@ -29,7 +29,7 @@ def time_fresh(result: Comparison, operands: Operands, seconds: float) -> None:
     row = result.auto_row
     if result.device.type != "cpu" or result.mode != FORWARD or row is None or not row.seconds:
         return
-    data = operands.data_in(row.layout)
+    data = operands.laid_out(row.layout)
     ours = our_method(FORWARD, row.method, result.geometry)
     y = ours(data)
     assert isinstance(y, torch.Tensor), "a forward has one result"

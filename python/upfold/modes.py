@@ -46,13 +46,11 @@ class Operands:
         """Spatial size of w."""
         return tuple(self.w.shape[2:])
 
-    def data_in(self, layout: str) -> Operands:
-        """The same with x and g in that layout."""
-        return replace(self, x=in_layout(self.x, layout), g=None if self.g is None else in_layout(self.g, layout))
-
-    def weight_in(self, layout: str) -> Operands:
-        """The same with w in that layout."""
-        return replace(self, w=in_layout(self.w, layout))
+    def laid_out(self, layout: str) -> Operands:
+        """The same with x, w and g in that layout, as a model's own ``.to(memory_format=...)`` leaves all of them."""
+        x, w, g = (None if t is None else in_layout(t, layout) for t in (self.x, self.w, self.g))
+        assert x is not None and w is not None
+        return replace(self, x=x, w=w, g=g)
 
     def another(self, mode: str) -> Operands:
         """Equal operands with fresh memory for the data that the mode reads; the weight stays."""
