@@ -40,7 +40,9 @@ def test_pix2pix(autocast, layout):
     model = trained(Pix2Pix()).to(memory_format=layout)
     report, _ = check(model, image(2, 3, 32, 32).contiguous(memory_format=layout), autocast=autocast)
     assert [row.state for row in report] == ["fused"] * 4
-    assert [row.fused[-1] for row in report] == ["concatenation"] * 3 + ["Tanh leave.2"]
+    behind = ("ReLU leave.0", "ReLU inside.model.4", "ReLU inside.model.3.model.4")
+    assert [row.fused[-2:] for row in list(report)[:3]] == [("concatenation", relu) for relu in behind]
+    assert list(report)[3].fused[-1] == "Tanh leave.2"
     assert [any("BatchNorm2d" in what for what in row.fused) for row in report] == [True] * 3 + [False]
 
 
@@ -168,6 +170,80 @@ def test_concatenation(options, monkeypatch):
     monkeypatch.setattr(torch, "cat", lambda *args, **kwargs: pytest.fail("the parts were made first, then copied"))
     with torch.no_grad():
         fused(x, wide)
+
+
+BEHIND = {
+    "module": lambda m, y: m.act(y),
+    "in place": lambda m, y: F.relu(y, inplace=True),
+    "method": lambda m, y: y.relu(),
+}
+
+
+class Rectified(Joined):
+    """What follows the concatenation is a function of it."""
+
+    def __init__(self, behind, act=None, **options):
+        super().__init__(**options)
+        self.act, self.behind = nn.ReLU() if act is None else act, behind
+
+    def forward(self, x, wide):
+        return self.behind(self, super().forward(x, wide))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", BEHIND)
+def test_relu_behind_a_concatenation(name, layout, monkeypatch):
+    torch.manual_seed(5)
+    model = trained(Rectified(BEHIND[name], dim=1)).to(memory_format=layout)
+    x, wide = (t.contiguous(memory_format=layout) for t in (image(), image(2, 4, 10, 12)))
+    report, fused = check(model, x, wide)
+    text = {"module": "ReLU act", "in place": "relu()", "method": "relu()"}[name]
+    assert taken(report) == {"a": ["BatchNorm2d norm", "relu()", "concatenation", text], "b": ["concatenation", text]}
+    for function in (torch, torch.nn.functional):
+        monkeypatch.setattr(function, "relu", lambda *args, **kwargs: pytest.fail("a pass of its own"))
+    with torch.no_grad():
+        y = fused(x, wide)
+        assert y.is_contiguous(memory_format=layout)
+        assert fused(torch.full_like(x, torch.nan), wide).isnan().any()
+
+
+@pytest.mark.parametrize(
+    "behind, act",
+    [
+        (lambda m, y: F.leaky_relu(y, 0.2), None),
+        (lambda m, y: y.relu() + y, None),
+        (lambda m, y: torch.maximum(y.relu(), y[:, :1]), None),
+        (lambda m, y: m.act(y), nn.Tanh()),
+    ],
+    ids=["another", "used twice", "read elsewhere", "a module"],
+)
+def test_no_other_activation_behind_a_concatenation_is_taken(behind, act):
+    report, _ = check(trained(Rectified(behind, act, dim=1)), image(), image(2, 4, 10, 12))
+    assert taken(report)["b"] == ["concatenation"]
+
+
+@pytest.mark.parametrize("how", ["hook", "training"])
+def test_relu_behind_a_concatenation_that_somebody_watches_stays(how):
+    model = trained(Rectified(BEHIND["module"], dim=1))
+    seen = []
+    if how == "hook":
+        model.act.register_forward_hook(lambda *args: seen.append(1))
+    else:
+        model.act.train()
+    fused = copy.deepcopy(model)
+    assert taken(upfold.fuse(fused))["b"] == ["concatenation"]
+    with torch.no_grad():
+        fused(image(), image(2, 4, 10, 12))
+    assert bool(seen) == (how == "hook")
+
+
+def test_relu_behind_another_activation_stays():
+    class Bent(Rectified):
+        def forward(self, x, wide):
+            return self.act(torch.cat([self.skip(wide), self.a(x).tanh(), self.b(x)], 1))
+
+    report, _ = check(trained(Bent(None, dim=1)), image(), image(2, 4, 10, 12))
+    assert taken(report) == {"a": ["tanh()", "concatenation"], "b": ["concatenation"]}
 
 
 def test_concatenation_of_what_does_not_fit_is_torchs_error():

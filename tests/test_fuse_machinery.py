@@ -14,7 +14,7 @@ from torch import nn
 import upfold
 from fusing import Up, assert_like, block, fused, image, runs_fused
 from models import assert_same, snapshot
-from upfold import twins
+from upfold import parts, twins
 from upfold.fused_model import is_fused, plan_of
 from upfold.models.networks import Pix2Pix, dcgan, trained
 from upfold.models.rule import error_norm
@@ -327,32 +327,37 @@ def test_a_report_as_text_and_numbers():
 # --- copies into a concatenation -----------------------------------------------------------------------------------------
 
 
-def test_words_are_the_same_memory():
-    t = torch.arange(2 * 8 * 3 * 4, dtype=torch.float32).to(torch.bfloat16).view(2, 8, 3, 4)
-    last = t.contiguous(memory_format=torch.channels_last)
-    words = twins._words(t)
-    assert words.shape == (2, 8, 3, 1)
-    assert words.data_ptr() == t.data_ptr()
-    assert twins._words(last.movedim(1, -1)).shape == (2, 3, 4, 2)
-    assert twins._words(last) is None  # the last axis is not innermost
-    assert twins._words(t[..., 1:]) is None  # begins within a word
-    assert twins._words(t[..., :2]) is None  # ends within one
-    assert twins._words(t[:, :, :, :].double()) is None  # a word is an element
-    half = last[:, 4:].movedim(1, -1)
-    assert torch.equal(twins._words(half).view(torch.bfloat16), half)
+def _laid(t, order):
+    """The tensor with its axes in memory in that order."""
+    return t.permute(order).contiguous().permute([order.index(axis) for axis in range(t.dim())])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("channels", [8, 6, 3])
-def test_large_skips_are_copied_as_they_are(channels, last, dtype, monkeypatch):
-    layout = torch.channels_last if last else torch.contiguous_format
-    buffer = torch.zeros(2, 2 * channels, 5, 4, dtype=dtype).contiguous(memory_format=layout)
-    source = torch.randn(2, channels, 5, 4, dtype=dtype).contiguous(memory_format=layout)
-    monkeypatch.setattr(twins, "_is_large", lambda source: True)
-    for other in (source, source.contiguous(), source.contiguous(memory_format=torch.channels_last)):
-        for first in (0, channels):
-            part = buffer.zero_()[:, first : first + channels]
-            twins._copy(other, part)
-            assert torch.equal(part, source)
-            assert buffer.count_nonzero() == source.count_nonzero()
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 4, 1, 1), (3, 1, 2, 6), (2, 6, 7), (2, 2, 3, 1, 4)], ids=str)
+def test_parts_are_rows_where_both_lie_alike(shape, relu):
+    torch.manual_seed(2)
+    first, last = tuple(range(len(shape))), (0, *range(2, len(shape)), 1)
+    swapped = (0, 1, *reversed(range(2, len(shape))))
+    source = torch.randn(shape)
+    found = {}
+    for source_order in (first, last, swapped):
+        for buffer_order in (first, last):
+            buffer = _laid(torch.zeros(shape[0], 2 * shape[1] + 3, *shape[2:]), buffer_order)
+            own, part = _laid(source, source_order), buffer[:, 1 : shape[1] + 1]
+            rows = parts.rows_between(own, part)
+            if rows is not None:  # as a kernel would copy them
+                ours = torch.as_strided(own, rows[:2], (rows[2], 1), own.storage_offset())
+                torch.as_strided(buffer, rows[:2], (rows[3], 1), part.storage_offset()).copy_(ours)
+                assert torch.equal(part, source)
+                assert buffer.count_nonzero() == source.count_nonzero()
+            buffer.zero_()
+            parts.copy(own, part, rows, relu)
+            assert torch.equal(part, source.relu() if relu else source)
+            found[source_order, buffer_order] = rows is not None
+    assert found[first, first]
+    assert found[last, last]
+
+
+def test_nothing_is_rows_of_an_empty_or_repeated_source():
+    assert parts.rows_between(torch.empty(0, 3, 4, 4), torch.empty(0, 3, 4, 4)) is None
+    assert parts.rows_between(torch.randn(2, 1, 4, 4).expand(2, 3, 4, 4), torch.empty(2, 5, 4, 4)[:, :3]) is None

@@ -64,6 +64,14 @@ struct ScatterOperands {
 };
 void col2im_atomic(const Launch& launch, const Problem& p, const ColumnBlock& block, const ScatterOperands& operands);
 
+// Row r lies at r * from_row, and goes to r * to_row; distances in elements.
+struct Rows {
+  std::int64_t rows, columns, from_row, to_row;
+};
+// Rows of a real type as they are, or their ReLU, which leaves NaN: what a concatenation takes beside results of ours. Less than
+// 2^31 accesses, of 16 bytes where distances and addresses allow it, else of an element.
+void copy_rows(const Launch& launch, Dtype dtype, const Rows& rows, bool relu, const void* from, void* to);
+
 // What the product of the forward makes: columns of every tap, or, where taps follow one another along w, their sums over windows
 // of x, laid out apart or as residues (gemm_window.h). kBest chooses; a form that cannot be falls back to columns.
 enum class GemmForm : std::int32_t { kBest, kColumns, kWindows, kResidues };

@@ -52,6 +52,14 @@ void col2im_atomic(const Problem& p, const ColumnBlock& block, std::uintptr_t co
   upfold::cuda::col2im_atomic({device, stream}, p, block, {pointer(columns), pointer(bias), pointer(y), pointer(staging)});
 }
 
+// `rows` = (rows, columns, from_row, to_row).
+void copy_rows(int dtype, const std::array<std::int64_t, 4>& rows, bool relu, std::uintptr_t from, std::uintptr_t to, int device,
+               std::uintptr_t stream) {
+  const py::gil_scoped_release release;
+  upfold::cuda::copy_rows({device, stream}, static_cast<Dtype>(dtype), {rows[0], rows[1], rows[2], rows[3]}, relu, pointer(from),
+                          pointer(to));
+}
+
 void gemm(const GemmCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
           std::uintptr_t workspace, std::uintptr_t stream) {
   const py::gil_scoped_release release;
@@ -254,6 +262,8 @@ PYBIND11_MODULE(_cuda, m) {
         py::arg("device"), py::arg("stream"));
   m.def("col2im_atomic", &col2im_atomic, py::arg("problem"), py::arg("block"), py::arg("columns"), py::arg("bias"), py::arg("y"),
         py::arg("staging"), py::arg("device"), py::arg("stream"));
+  m.def("copy_rows", &copy_rows, py::arg("dtype"), py::arg("rows"), py::arg("relu"), py::arg("source"), py::arg("to"),
+        py::arg("device"), py::arg("stream"));
   py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
       .def(py::init(
                [](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias, int form) {

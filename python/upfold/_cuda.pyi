@@ -49,6 +49,10 @@ def col2im_atomic(
     problem: Problem, block: ColumnBlock, columns: int, bias: int, y: int, staging: int, device: int, stream: int
 ) -> None: ...
 
+def copy_rows(
+    dtype: int, rows: tuple[int, int, int, int], relu: bool, source: int, to: int, device: int, stream: int
+) -> None: ...
+
 class GemmOptions:
     def __init__(
         self, *, workspace_cap: int, chunk_bytes: int, allow_tf32: bool, atomic: bool, has_bias: bool, form: int

@@ -22,6 +22,7 @@ from .recording import has_hooks
 from .replace import refusal
 
 _OURS = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+_CONCATENATION = "concatenation"  # in what was taken
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -76,7 +77,7 @@ def fuse_graph(root: fx.GraphModule, modules: dict[str, nn.Module]) -> list[Chai
         _rewrite(root, chain)
     _concatenate(root, chains, modules)
     for chain in chains:
-        if chain.taken and chain.taken[-1] != "concatenation":
+        if chain.taken and _CONCATENATION not in chain.taken:
             _call(root, chain)
     root.delete_all_unused_submodules()
     root.graph.lint()
@@ -222,10 +223,34 @@ def _concatenate(root: fx.GraphModule, chains: list[Chain], modules: dict[str, n
             else:
                 writers[parts.index(chain.end)] = chain
         if any(writers):
-            _write_into(root, cat, list(parts), writers)
+            writing = [chain for chain in writers if chain is not None]
+            relu = _relu_behind(cat, writing, modules)
+            for chain in writing:
+                chain.taken += [_CONCATENATION, *([] if relu is None else [_what(relu, modules)])]
+            _write_into(root, cat, list(parts), writers, relu)
 
 
-def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: list[Any]) -> None:
+def _relu_behind(cat: fx.Node, writers: list[Chain], modules: dict[str, nn.Module]) -> fx.Node | None:
+    """The ReLU that alone uses the concatenation, taken into the layers that write into it; None where that is not so.
+
+    Of the activations it alone may come twice, and before what `torch.cat` may convert.
+    """
+    users = list(cat.users)
+    module = modules.get(_target(users[0])) if users else None
+    if len(users) != 1 or not _reads_only(users[0], cat) or activation_of(users[0], module) != "relu":
+        return None
+    if module is not None and (has_hooks(module) or module.training):
+        return None
+    for chain in writers:
+        if chain.layer.activation not in (None, "relu") or chain.modules[0].weight.dtype.is_complex:
+            return None
+    for chain in writers:
+        chain.layer.activation = "relu"
+        chain.modules += [] if module is None else [module]
+    return users[0]
+
+
+def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: list[Any], relu: fx.Node | None) -> None:
     values = []
     for part, chain in zip(parts, writers):
         if chain is None:
@@ -234,13 +259,14 @@ def _write_into(root: fx.GraphModule, cat: fx.Node, parts: list[Any], writers: l
         node = chain.node
         size = node.args[1] if len(node.args) > 1 else node.kwargs.get("output_size")
         values.append((node.args[0] if node.args else node.kwargs["input"], size))
-        chain.taken.append("concatenation")
     name = f"concatenation_{cat.name}"
-    root.add_submodule(name, twins.Concatenation([None if chain is None else _callable(chain) for chain in writers]))
+    makers = [None if chain is None else _callable(chain) for chain in writers]
+    root.add_submodule(name, twins.Concatenation(makers, relu is not None))
     with root.graph.inserting_before(cat):
         joined = root.graph.call_module(name, tuple(values))
-    cat.replace_all_uses_with(joined)
-    for node in (cat, *(chain.node for chain in writers if chain is not None)):
+    last = cat if relu is None else relu
+    last.replace_all_uses_with(joined)
+    for node in dict.fromkeys((last, cat, *(chain.node for chain in writers if chain is not None))):
         root.graph.erase_node(node)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import execute, frozen, layout
+from . import execute, frozen, layout, parts
 from .crop import parse_crop
 from .geometry import InvalidArgument, cached_geometry, conv_transpose_shape
 from .nn import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -83,53 +83,39 @@ class Batched(nn.Module):
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the parts lie in a concatenation of sources of certain shapes; arguments are None where a part is at hand."""
+    """How the parts lie in a concatenation of sources of certain shapes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    parts: tuple[tuple[tuple[int, ...], int, execute.Arguments | None], ...]  # shape, first element, arguments
+    parts: tuple[_Part, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part: of what a layer makes its arguments, and of what is at hand how it is copied."""
+
+    shape: tuple[int, ...]
+    first: int  # element of the buffer
+    arguments: execute.Arguments | None
+    rows: parts.Rows | None
 
 
 _MOST_LAYOUTS = 64
-# Elements from which a copy on a GPU takes longer than asking how it lies, and bytes that are copied at a time.
-_LARGE_COPY, _WORD_BYTES = 1 << 18, 8
-
-
-def _copy(source: Tensor, part: Tensor) -> None:
-    """Copy into a part of a larger tensor; a GPU copies 8 bytes at a time where they lie together, as torch itself does not."""
-    if _is_large(source):
-        for axis in (-1, 1):
-            source_words, part_words = (_words(one.movedim(axis, -1)) for one in (source, part))
-            if source_words is not None and part_words is not None:
-                part_words.copy_(source_words)
-                return
-    part.copy_(source)
-
-
-def _is_large(source: Tensor) -> bool:
-    return source.is_cuda and source.numel() >= _LARGE_COPY
-
-
-def _words(t: Tensor) -> Tensor | None:
-    """The same memory as integers of 8 bytes along the last axis, or None where these are cut or begin at no multiple of them."""
-    each = _WORD_BYTES // t.element_size()
-    whole = t.shape[-1] % each == 0 and t.stride(-1) == 1 and all(step % each == 0 for step in t.stride()[:-1])
-    if each < 2 or not whole or t.storage_offset() % each != 0 or t.data_ptr() % _WORD_BYTES != 0:
-        return None
-    return t.view(torch.int64)
 
 
 class Concatenation(nn.Module):
-    """``torch.cat(values, 1)`` where some values come from layers, which write into the result.
+    """``torch.cat(values, 1)`` where some values come from layers, which write into the result, and ReLU of it where asked for.
 
     Compilers, modes and subclasses get the parts and ``torch.cat``.
 
     Args:
         layers: one for each value: the layer that makes it, or None where it is at hand.
+        relu: whether values at hand pass through ReLU; the layers bring their own.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[Any], relu: bool = False) -> None:
         super().__init__()
+        self.relu = relu
         self.layers = nn.ModuleList(nn.Identity() if layer is None else layer for layer in layers)
         self._makers = tuple(layers)
         self._twins = tuple(layer.twin if isinstance(layer, Batched) else layer for layer in layers)
@@ -154,22 +140,26 @@ class Concatenation(nn.Module):
             sources.append(source)
         found = self._found(tuple(key), sources, values) if nobody_intercepts(*sources, *operands) else None
         if found is None:
-            return torch.cat([value if maker is None else maker(*value) for maker, value in zip(self._makers, values)], 1)
+            return torch.cat([self._made(maker, value) for maker, value in zip(self._makers, values)], 1)
         buffer = sources[0].new_empty_strided(found.shape, found.strides)
         left = iter(operands)
-        for twin, source, (shape, first, arguments) in zip(self._twins, sources, found.parts):
-            part = buffer.as_strided(shape, found.strides, first)
-            if arguments is None:
-                _copy(source, part)
+        for twin, source, planned in zip(self._twins, sources, found.parts):
+            part = buffer.as_strided(planned.shape, found.strides, planned.first)
+            if planned.arguments is None:
+                parts.copy(source, part, planned.rows, self.relu)
             else:
                 weight, bias = next(left), next(left)
-                settings = arguments, twin.algorithm, twin.activation
+                settings = planned.arguments, twin.algorithm, twin.activation
                 copies = twin._frozen
                 if copies is not None and copies.fit(weight):
                     frozen.conv_transpose(source, weight, bias, *settings, copies, part)  # type: ignore[arg-type]
                 else:
                     execute.conv_transpose(source, weight, bias, *settings, part, True)  # type: ignore[arg-type]
         return buffer
+
+    def _made(self, maker: Any, value: Any) -> Tensor:
+        made: Tensor = maker(*value) if maker is not None else torch.relu(value) if self.relu else value
+        return made
 
     def _found(self, key: Any, sources: Sequence[Tensor], values: Sequence[Any]) -> _Layout | None:
         if key not in self._layouts:
@@ -199,5 +189,10 @@ class Concatenation(nn.Module):
             return None
         whole = (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:])
         strides = layout.empty_result(whole, first, channels_last, device="meta").stride()
-        begins = [strides[1] * sum(shape[1] for shape in shapes[:index]) for index in range(len(shapes))]
-        return _Layout(whole, strides, tuple(zip(shapes, begins, arguments)))
+        planned, channels = [], 0
+        for source, shape, given in zip(sources, shapes, arguments):
+            part = torch.empty_strided(whole, strides, device="meta").narrow(1, channels, shape[1])
+            rows = parts.rows_between(source, part) if given is None else None
+            planned.append(_Part(shape, strides[1] * channels, given, rows))
+            channels += shape[1]
+        return _Layout(whole, strides, tuple(planned))
