@@ -151,14 +151,16 @@ def _gemm_on_gpu(problem: Problem) -> float:
 
 
 def _turning_seconds(problem: Problem) -> float:
-    """What a weight of groups in channels_last costs, which is made a matrix first: a launch, and its bytes read and written.
+    """What a weight in channels_last costs that is made a matrix first: a launch, and its bytes read and written.
 
-    Computed from those alone, not fitted: no bench has such weights. Without groups it is a matrix as it lies (forward).
+    Computed from those alone, not fitted; of a forward it is a weight of groups alone, since another is a matrix as it lies.
     """
-    if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1 or problem.groups == 1:
+    forward = problem.operator is Operator.CONV_TRANSPOSE
+    if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1 or (forward and problem.groups == 1):
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.taps
-    return _GPU_LAUNCH_SECONDS + 2.0 * elements * DTYPE_BYTES[problem.dtype] / _GPU_BYTES
+    launch, rate = (_GPU_LAUNCH_SECONDS, _GPU_BYTES) if forward else (_GPU_GRADIENT_LAUNCH_SECONDS, _GPU_GRADIENT_BYTES)
+    return launch + 2.0 * elements * DTYPE_BYTES[problem.dtype] / rate
 
 
 def _innermost_seconds(problem: Problem, columns: int) -> float:
@@ -190,7 +192,7 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     more = _innermost_seconds(problem, columns)
     if _has_one_tap(problem):
         return _GPU_GRADIENT_LAUNCH_SECONDS + (product + 3.0 * memory if more > 0 else max(product, memory))
-    launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory + more
+    launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory + more + (0.0 if weight else _turning_seconds(problem))
     if size == 2 and problem.in_pixels % 8:  # rows of columns that are not 16 bytes aligned
         product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
     seconds = launches + moved + max(product, moved)

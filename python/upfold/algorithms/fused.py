@@ -90,8 +90,9 @@ _PHASES = (
 # What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
 # their loads; and results of which a tile holds some channels alone, where these are neighbours in memory: they are stored one by
 # one, and each lies in a sector with others'. They are preferred only where they lead by more than chance, which in full float32
-# is more.
+# is more, but for few channels in a group and kernels beyond their stride: those take 0.4 to 0.6 of what is said.
 _FILLED, _CAUTION, _EXACT_CAUTION = 3.0, 1.15, 1.4
+_EXACT_FEW, _MOST_EXACT_FEW = 0.7, 32
 _SLOW_ROWS = {16: 1.25}
 _PARTS_OF_PIXELS = 1.7
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
@@ -291,6 +292,8 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
     channels = problem.out_channels_per_group
     if problem.y_strides[1] == 1 and channels * len(phases) > rows and channels % vector != 0:
         time *= _PARTS_OF_PIXELS
+    if exact and problem.in_channels_per_group <= _MOST_EXACT_FEW and problem.taps > prod(problem.stride):
+        time *= _EXACT_FEW
     return time * (_EXACT_CAUTION if exact else _CAUTION) * _SLOW_ROWS.get(rows, 1.0)
 
 
