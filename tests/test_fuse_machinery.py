@@ -14,7 +14,7 @@ from torch import nn
 import upfold
 from fusing import Up, assert_like, block, fused, image, runs_fused
 from models import assert_same, snapshot
-from upfold import parts, twins
+from upfold import parts
 from upfold.fused_model import is_fused, plan_of
 from upfold.models.networks import Pix2Pix, dcgan, trained
 from upfold.models.rule import error_norm

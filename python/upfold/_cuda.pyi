@@ -48,7 +48,6 @@ def im2col(problem: Problem, block: ColumnBlock, column_dtype: int, y: int, colu
 def col2im_atomic(
     problem: Problem, block: ColumnBlock, columns: int, bias: int, y: int, staging: int, device: int, stream: int
 ) -> None: ...
-
 def copy_rows(
     dtype: int, rows: tuple[int, int, int, int], relu: bool, source: int, to: int, device: int, stream: int
 ) -> None: ...

@@ -48,9 +48,8 @@ class Operands:
 
     def laid_out(self, layout: str) -> Operands:
         """The same with x, w and g in that layout, as a model's own ``.to(memory_format=...)`` leaves all of them."""
-        x, w, g = (None if t is None else in_layout(t, layout) for t in (self.x, self.w, self.g))
-        assert x is not None and w is not None
-        return replace(self, x=x, w=w, g=g)
+        g = None if self.g is None else in_layout(self.g, layout)
+        return replace(self, x=in_layout(self.x, layout), w=in_layout(self.w, layout), g=g)
 
     def another(self, mode: str) -> Operands:
         """Equal operands with fresh memory for the data that the mode reads; the weight stays."""

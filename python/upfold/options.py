@@ -30,7 +30,9 @@ def add_run(parser: argparse.ArgumentParser, layout: bool = True) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
     if layout:
         layouts = ("contiguous", "channels_last")
-        parser.add_argument("--layout", default="contiguous", choices=layouts, help="of the input and the weight (default: %(default)s)")
+        parser.add_argument(
+            "--layout", default="contiguous", choices=layouts, help="of the input and the weight (default: %(default)s)"
+        )
 
 
 def add_ways(parser: argparse.ArgumentParser) -> None:
