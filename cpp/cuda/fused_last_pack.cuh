@@ -13,12 +13,12 @@ struct LastPackJob {
   Divisor channels, kernel_h, kernel_w;  // of the result in a group
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
-  bool flat, turned, by_channel;  // by_channel: threads follow channels of the result, not taps
-  bool tiled;                     // by blocks of 8 columns and a chunk, through shared memory
-  bool lines;                     // tiled: w is read in whole vectors
-  Divisor kernel, two, eight, eight_vectors,
-      eights;  // tiled: taps, those of two and eight columns, their vectors, eights of a tile
+  bool flat, turned, by_channel;                        // by_channel: threads follow channels of the result, not taps
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
+  // Whether blocks of 8 columns and a chunk go through shared memory, and then whether w is read in whole vectors; taps of a
+  // column, of two and of eight, vectors of those of eight, and eights of a tile.
+  bool tiled, lines;
+  Divisor kernel, two, eight, eight_vectors, eights;
   std::uint16_t taps[kMostLastPairs];
 };
 constexpr int kLastPackThreads = 256;

@@ -22,7 +22,8 @@ def fuse(model: nn.Module) -> FuseReport:
     """Replace the transposed convolutions of a model and fuse what follows them into them, for inference, in place.
 
     A batch norm becomes part of the weights and the bias, the activation becomes the layer's epilogue, a slice or a negative
-    padding becomes its `crop`, and where the result only feeds a concatenation of channels the layer writes straight into that.
+    padding becomes its `crop`, and where the result only feeds a concatenation of channels the layer writes straight into
+    that; a ReLU behind the concatenation is then taken into its parts.
     What follows is read from a graph of ``torch.fx``: of the whole model where it can be traced, else of those of its parts that
     can. A part runs its graph in evaluation mode, when no gradient is asked for, on tensors for its required arguments; in every
     other case, and with hooks on what was fused, it runs its own forward. So training goes on as before. Parameters and the
