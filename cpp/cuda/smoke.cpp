@@ -20,94 +20,10 @@
 #include "fused_weight.h"
 #include "fused_weight_last.h"
 #include "launch.cuh"
+#include "smoke_memory.h"
 
 namespace upfold::cuda {
 namespace {
-
-constexpr std::int64_t kGuard = 256;  // bytes before and behind every tensor, checked after the call
-constexpr unsigned char kGuardByte = 0xa5;
-
-// Small integers in the types of a problem, as the bits of a tensor. Those of a 16-bit type are exact up to 256.
-template <typename Bits, typename Real>
-Bits bits_of(Real value) {
-  Bits bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-std::uint64_t encode(float value, Dtype dtype) {
-  if (dtype == Dtype::kFloat64) return bits_of<std::uint64_t>(double(value));
-  const std::uint32_t bits = bits_of<std::uint32_t>(value);
-  if (dtype == Dtype::kFloat32) return bits;
-  if (dtype == Dtype::kBFloat16) return bits >> 16;
-  return value == 0.0f ? 0 : (bits >> 16 & 0x8000u) | (((bits >> 23 & 0xffu) - 112u) << 10) | (bits >> 13 & 0x3ffu);
-}
-
-float decode(std::uint64_t bits, Dtype dtype) {
-  if (dtype == Dtype::kFloat64) return float(bits_of<double>(bits));
-  std::uint32_t single = std::uint32_t(bits);
-  if (dtype == Dtype::kBFloat16) single <<= 16;
-  if (dtype == Dtype::kFloat16) {
-    const std::uint32_t low = single & 0x7fffu;
-    single = (single & 0x8000u) << 16 | (low == 0 ? 0 : (low << 13) + (112u << 23));
-  }
-  return bits_of<float>(single) + 0.0f;  // no negative zero
-}
-
-// A tensor on the device with guard bands, allocated for itself alone.
-class Buffer {
- public:
-  Buffer(std::int64_t count, Dtype dtype) : dtype_(dtype), bytes_(count * element_bytes(dtype)) {
-    const std::int64_t bytes = bytes_;
-    check(cudaMalloc(&base_, std::size_t(bytes + 2 * kGuard)), "cudaMalloc");
-    check(cudaMemset(base_, kGuardByte, std::size_t(bytes + 2 * kGuard)), "cudaMemset");
-  }
-  ~Buffer() { cudaFree(base_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  void* data() const { return static_cast<char*>(base_) + kGuard; }
-  void upload(const std::vector<float>& values) {
-    const std::size_t element = std::size_t(element_bytes(dtype_));
-    std::vector<unsigned char> bytes(values.size() * element);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const std::uint64_t bits = encode(values[i], dtype_);
-      std::memcpy(&bytes[i * element], &bits, element);
-    }
-    check(cudaMemcpy(data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  std::vector<float> download() const {
-    const std::size_t element = std::size_t(element_bytes(dtype_));
-    std::vector<unsigned char> bytes(static_cast<std::size_t>(bytes_));
-    check(cudaMemcpy(bytes.data(), data(), bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    std::vector<float> values(bytes.size() / element);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      std::uint64_t bits = 0;
-      std::memcpy(&bits, &bytes[i * element], element);
-      values[i] = decode(bits, dtype_);
-    }
-    return values;
-  }
-  bool guards_hold() const {
-    std::vector<unsigned char> bands(std::size_t(2 * kGuard));
-    check(cudaMemcpy(bands.data(), base_, kGuard, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    check(cudaMemcpy(bands.data() + kGuard, static_cast<char*>(data()) + bytes_, kGuard, cudaMemcpyDeviceToHost), "cudaMemcpy");
-    for (const unsigned char byte : bands) {
-      if (byte != kGuardByte) return false;
-    }
-    return true;
-  }
-
- private:
-  void* base_ = nullptr;
-  Dtype dtype_;
-  std::int64_t bytes_;
-};
-
-using Random = std::mt19937;
-std::int64_t pick(Random& random, std::initializer_list<std::int64_t> values) {
-  return values.begin()[std::uniform_int_distribution<std::size_t>(0, values.size() - 1)(random)];
-}
 
 Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bool channels_last) {
   if (channels_last) return {c * d * h * w, 1, c * h * w, c * w, c};
@@ -154,12 +70,6 @@ Problem random_problem(Random& random, bool small) {
     p.y = dense(p.out_channels, p.out_d, p.out_h, p.out_w, last || pick(random, {0, 0, 1}) != 0);
     return p;
   }
-}
-
-std::vector<float> integers(Random& random, std::int64_t count) {
-  std::vector<float> values(static_cast<std::size_t>(count));
-  for (float& value : values) value = float(int(random() % 3) - 1);
-  return values;
 }
 
 // Calls body(offset in x, offset in w, offset in y) for every product of the problem.
@@ -255,6 +165,30 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
       (long long)p.in_w, (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
 }
 
+// Copies of rows, which are no operator: what lies between them stays.
+void run_copy_rows(Dtype dtype, Random& random, Tally& tally) {
+  const std::int64_t rows = pick(random, {1, 3, 40}), columns = pick(random, {1, 8, 37, 512});
+  const Rows shape{rows, columns, columns + pick(random, {0, 8, 3}), columns + pick(random, {0, 16, 5})};
+  const bool relu = pick(random, {0, 1}) != 0;
+  const std::vector<float> values = integers(random, rows * shape.from_row);
+  std::vector<float> expected(std::size_t(rows * shape.to_row), 2.0f);
+  Buffer from(rows * shape.from_row, dtype), to(rows * shape.to_row, dtype);
+  from.upload(values), to.upload(expected);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const float value = values[std::size_t(row * shape.from_row + i)];
+      expected[std::size_t(row * shape.to_row + i)] = relu && value < 0.0f ? 0.0f : value;
+    }
+  }
+  copy_rows({0, 0}, dtype, shape, relu, from.data(), to.data());
+  check(cudaDeviceSynchronize(), "copy_rows");
+  ++tally.runs;
+  if (to.download() == expected && from.guards_hold() && to.guards_hold()) return;
+  ++tally.failures;
+  std::printf("copy_rows of type %d: wrong values, or a guard band was written; %lld rows of %lld, %lld and %lld apart\n",
+              int(dtype), (long long)rows, (long long)columns, (long long)shape.from_row, (long long)shape.to_row);
+}
+
 // On warpgroups alone, of whose barriers racecheck knows nothing.
 void run_fused_input(const Problem& p, Random& random, Tally& tally) {
   for (int config = 0; config < int(fused_input_tiles().size()); ++config) {
@@ -320,6 +254,7 @@ void run_fused_weight_last(const Problem& p, Random& random, Tally& tally) {
 void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   const Launch launch{0, 0};
   Problem p = random_problem(random, small);
+  run_copy_rows(p.dtype, random, tally);
   for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
     p.op = op;
     const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;
