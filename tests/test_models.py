@@ -45,7 +45,7 @@ def monai_unetr(norm="batch"):
 # How to build it, the shapes of its inputs, and what fuse takes into its layers, in all.
 MODELS = {
     "dcgan": (dcgan, [(2, 8, 1, 1)], 9),
-    "pix2pix": (Pix2Pix, [(2, 3, 32, 32)], 7),
+    "pix2pix": (Pix2Pix, [(2, 3, 32, 32)], 10),
     "monai-unet": (lambda: monai_unet(norm="batch"), [(1, 1, 16, 16)], 3),
     "monai-unet-residual": (lambda: monai_unet(num_res_units=1), [(1, 1, 16, 16)], 0),
     "monai-unet-3d": (lambda: monai_unet(3, norm="batch", num_res_units=1), [THREE_AXES], 4),
