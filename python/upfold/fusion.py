@@ -2,8 +2,8 @@
 
 From each layer the graph is followed while the result has one use. Batch norms in evaluation mode become part of the weights, the
 first activation becomes the epilogue, slices and negative padding become a crop; a dropout, which does nothing then, is left out.
-Where the end of such a chain only feeds a concatenation of channels, the layer writes into that, and a ReLU of it is taken into its
-parts.
+Where the end of such a chain only feeds a concatenation of channels, the layer writes into that; a ReLU of the concatenation is
+taken into its parts.
 """
 
 from __future__ import annotations

@@ -85,9 +85,7 @@ def floor_text(comparison: Comparison) -> str:
 
 def comparison_table(comparison: Comparison) -> Any:
     """A row for each method: time, GFLOP/s, GB/s, times the floor, times torch, error, and what is to be said."""
-    title = (
-        f"{comparison.name}: {comparison.layer_text}, {comparison.size_text}, {comparison.layout}; {device_text(comparison)}"
-    )
+    title = f"{comparison.name}: {comparison.layer_text}, {comparison.size_text}, {comparison.layout}; {device_text(comparison)}"
     warm = ["warm"] if any(row.warm_seconds for row in comparison.rows) else []
     scratch = ["scratch"] if any(row.extra_bytes is not None and not row.ours for row in comparison.rows) else []
     heads = ["time", *warm, *scratch, "GFLOP/s", "GB/s", "x floor", "x torch", "largest error", ""]
