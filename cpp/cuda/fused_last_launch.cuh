@@ -64,23 +64,12 @@ constexpr int kFirstTurned = 9;
 
 namespace upfold::cuda {
 
-inline unsigned last_pack_blocks(const LastPlan& plan) {
-  const LastPackJob& pack = plan.pack;
-  const unsigned each = pack.tiled ? pack.pairs.value * 8 * pack.vectors.value : kLastPackThreads;  // vectors of a block
-  return (pack.count + each - 1) / each;
-}
-
-// The packing of weights that begin at `w`.
-inline LastPackJob pack_job(const LastPlan& plan, const void* w) {
-  LastPackJob job = plan.pack;
-  job.lines = job.lines && reinterpret_cast<std::uintptr_t>(w) % 16 == 0;
-  return job;
-}
+inline unsigned last_pack_blocks(const LastPlan& plan) { return (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads; }
 
 template <typename Value>
 void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
   if (plan.pack.count == 0) return;
-  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, last_pack_blocks(plan), kLastPackThreads, pack_job(plan, w),
+  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack,
                 static_cast<const Value*>(w), static_cast<uint4*>(packed));
 }
 
@@ -109,9 +98,8 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
   const auto to = static_cast<uint4*>(operands.packed_source);
   if (packs) {
     const unsigned weight_blocks = last_pack_blocks(plan);
-    launch_kernel("fused", fused_last_pack_both_kernel<Value, Bits>, launch, weight_blocks + blocks, kSourceThreads,
-                  pack_job(plan, operands.w), static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed),
-                  weight_blocks, job, bits, to);
+    launch_kernel("fused", fused_last_pack_both_kernel<Value, Bits>, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
+                  static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
   } else {
     launch_kernel("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);
   }

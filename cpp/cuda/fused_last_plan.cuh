@@ -22,8 +22,6 @@ constexpr std::int64_t kGroupBlocks = 16, kGroups = 7;
 // 17 MB with weights of 4 MB 39 and 36; k4 s2 of 17 MB 54 and 51).
 constexpr std::int64_t kMostLyingResults = 24 << 20, kMostLyingTimes = 4;
 
-constexpr std::int64_t kLeastTiledBlocks = 64;  // that pack weights: fewer leave the device idle
-
 class LastPlanner : LastCutter {
  public:
   LastPlanner(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, std::int64_t cap)
@@ -238,28 +236,12 @@ class LastPlanner : LastCutter {
     pack.by_channel = job.flat || pack.w_result == 1;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;
     pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
-    tile_weights();
     if (lie()) {
       pack.count = 0;
     } else {
       plan_.packed_bytes = 16 * count;
     }
     return count < kMostLastCount && source();
-  }
-
-  // Whether blocks pack weights through shared memory: where neighbours in w are taps of few columns, and there are blocks
-  // enough.
-  void tile_weights() {
-    LastPackJob& pack = plan_.pack;
-    const std::int64_t taps = kernel_taps(p_), eights = tile_.columns / 8, kept = 16 / element_;
-    const bool dense = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
-                       (p_.kernel_d == 1 || p_.w.d == p_.kernel_h * p_.kernel_w) && pack.w_result == taps;
-    const std::int64_t blocks = p_.groups * pack.column_tiles.value * pack.chunks.value * eights;
-    pack.tiled =
-        !pack.by_channel && dense && taps > 1 && taps <= kMostTiledTaps && plan_.job.pairs > 0 && blocks >= kLeastTiledBlocks;
-    pack.lines = 2 * taps % kept == 0 && pack.all_columns % 2 == 0 && pack.w_source % kept == 0 && pack.w_group % kept == 0;
-    pack.kernel = make_divisor(taps), pack.two = make_divisor(2 * taps), pack.eight = make_divisor(8 * taps);
-    pack.eight_vectors = make_divisor(8 * taps / kept), pack.eights = make_divisor(eights);
   }
 
   // Whether weights are multiplied as they lie, in boxes: their channels are innermost, and lanes exchange whole vectors.
