@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import upfold
-from upfold import cases, cli, methods
+from upfold import cases, cli, explanation, methods
 
 pytest.importorskip("rich", reason="the command line's tables need rich")
 pytest.importorskip("matplotlib", reason="the command line's charts need matplotlib")
@@ -340,3 +340,15 @@ def test_a_missing_extra_is_named(tmp_path, module, words):
     )
     assert done.returncode == 2
     assert done.stderr.strip() == f"upfold {words[0]}: {module} is not installed; pip install 'upfold[cli]' brings it"
+
+
+@pytest.mark.parametrize(
+    "axes, laid", [("5 4", torch.channels_last), ("3 5 4", torch.channels_last_3d), ("9", torch.contiguous_format)]
+)
+def test_explain_lays_out_the_weight_too(axes, laid, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(explanation, "explain", lambda layer, x, gradients: seen.extend([x, layer.weight]))
+    words = f"explain --in 8 --out 6 --kernel 4 --stride 2 --size {axes} --layout channels_last".split()
+    assert cli.main(words) == 0
+    assert [t.is_contiguous(memory_format=laid) for t in seen] == [True, True]
+    assert [t.is_contiguous() for t in seen] == [len(axes.split()) == 1] * 2

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import torch
-
 from . import __version__, model_commands
 from .geometry import InvalidArgument
 from .modes import FORWARD, MODES
@@ -302,11 +300,11 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 def _explanation(arguments: argparse.Namespace) -> str:
     from .explanation import explain
+    from .modes import in_layout
 
     case, device = chosen_case(arguments), chosen_device(arguments)
     x, w, b = case.tensors(dtype=DTYPES[arguments.dtype], device=device)
-    if arguments.layout == "channels_last" and case.ndim > 1:
-        x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[case.ndim - 2])
+    x, w = (in_layout(t, arguments.layout) for t in (x, w))
     layer = SimpleNamespace(weight=w, bias=b, **case.arguments())
     return str(explain(layer, x, gradients=getattr(arguments, "gradients", False)))
 

@@ -72,7 +72,7 @@ class Launch:
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
         """Run on tensors that the caller keeps alive; the problem's operator says which of x, w, y is written."""
         index, enqueue = self.index, self.enqueue
-        stream = 0 if index is None else _stream(index)
+        stream = 0 if index is None else raw_stream(index)
         if enqueue is None:
             scratch = x.new_empty(self.workspace_bytes, dtype=torch.uint8) if self.workspace_bytes else None
             self.algorithm.run(self.problem, Tensors(x, w, bias, y), self.config, scratch, stream)
@@ -94,7 +94,7 @@ class Launch:
     @property
     def stream(self) -> int:
         """The handle of the CUDA stream that a call made now would run on, 0 on a CPU."""
-        return 0 if self.index is None else _stream(self.index)
+        return 0 if self.index is None else raw_stream(self.index)
 
 
 def _stream_of_device(index: int) -> int:
@@ -103,7 +103,7 @@ def _stream_of_device(index: int) -> int:
     return handle
 
 
-_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_device)
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_device)
 
 
 def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from . import native
+from . import execute, native
 from .problem import DTYPE_CODES
 
 # Rows of two tensors: how many, their elements, and elements from one to the next in the source and in the part.
@@ -51,8 +51,8 @@ def copy(source: Tensor, part: Tensor, rows: Rows | None, relu: bool) -> None:
         module = native.load_cuda()[0]
         if module is not None:
             index = source.get_device()
-            stream = torch.cuda.current_stream(index).cuda_stream
-            module.copy_rows(DTYPE_CODES[source.dtype], rows, relu, source.data_ptr(), part.data_ptr(), index, stream)
+            addresses = source.data_ptr(), part.data_ptr()
+            module.copy_rows(DTYPE_CODES[source.dtype], rows, relu, *addresses, index, execute.raw_stream(index))
             return
     if relu:
         torch.clamp_min(source, 0, out=part)
