@@ -38,10 +38,10 @@ Encode encode() {
   return function;
 }
 
-CUtensorMapDataType type_of(Dtype dtype) {
-  return dtype == Dtype::kFloat32   ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-         : dtype == Dtype::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+CUtensorMapDataType type_of(const BoxTensor& tensor) {
+  if (tensor.dtype == Dtype::kFloat16) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (tensor.dtype == Dtype::kBFloat16) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return tensor.rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 
 CUtensorMapSwizzle swizzle_of(std::int32_t bytes) {
@@ -67,7 +67,7 @@ BoxMap describe_boxes(const BoxTensor& tensor, const void* address) {
       tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
   const CUresult status =
-      encode()(&map, type_of(tensor.dtype), 5, const_cast<void*>(address), sizes, strides, box, each,
+      encode()(&map, type_of(tensor), 5, const_cast<void*>(address), sizes, strides, box, each,
                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), burst, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error(concat("cuTensorMapEncodeTiled failed with ", int(status), ": boxes of ", tensor.box[0], " x ",

@@ -6,8 +6,7 @@
 
 namespace upfold::cuda {
 
-// Five axes, innermost first; the first is dense. float32 is rounded to TF32, to nearest, on the way; what a box has outside the
-// tensor is zero.
+// Five axes, innermost first; the first is dense. What a box has outside the tensor is zero, and is not stored.
 struct BoxTensor {
   Dtype dtype;  // float32, float16 or bfloat16
   std::int64_t sizes[5];
@@ -17,6 +16,7 @@ struct BoxTensor {
   std::int32_t burst;       // bytes that the second-level cache reads at a time: 128 or 256
   std::int32_t steps[5] = {1, 1, 1, 1,
                            1};  // a box of n has every such element, from its first on: at most 8; 1 of the first axis
+  bool rounds = true;           // float32 to TF32, to nearest, on the way
 };
 
 // Whether this build and the driver know such copies.

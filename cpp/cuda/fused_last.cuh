@@ -16,7 +16,8 @@
 // other's shared memory.
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
-// multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64.
+// multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that *alternate*
+// have tiles of their own: one multiplies while the other stores, as their patches follow one another.
 #pragma once
 
 #include "divide.cuh"
@@ -31,6 +32,12 @@ constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
 constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
 // Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
+constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
+// The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many, one
+// leaves room for weights that stay.
+constexpr int last_pieces_at_once(int row_bytes, int element) {
+  return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
+}
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
@@ -42,6 +49,8 @@ struct LastTileBase {
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+  static constexpr bool kAlternates = false;
+  static constexpr int kReaders = kWarps;  // warps that read a patch
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
 };
@@ -50,6 +59,12 @@ template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors>
 struct LastTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static constexpr bool kTurned = false;
   static constexpr int kProduct = 64, kProducts = 2 * kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8;
+};
+// Of warpgroups that alternate.
+template <int kM, int kSub8, int kPhases, int kVectors>
+struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors> {
+  static constexpr bool kTurned = false, kAlternates = true;
+  static constexpr int kProduct = 64, kProducts = kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8, kReaders = 4;
 };
 // kShared: both warpgroups take the same positions.
 template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors, bool kShared_>
@@ -88,6 +103,7 @@ struct LastJob {
   std::int32_t folded;                           // channels of a pixel of the source, which has stride_w pixels in one; else 0
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
+  std::int32_t tile_patches, tile_stages;  // that a tile takes, where warpgroups alternate
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];       // of a patch, where 64 positions begin
@@ -144,6 +160,7 @@ UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {
 }
 
 struct LastBarriers {
+  std::uint64_t turn[2];  // of warpgroups that alternate
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
 };
 

@@ -15,6 +15,7 @@ constexpr std::int64_t kMostLastCount = std::int64_t(1) << 30;  // of what the k
 constexpr std::int64_t kLastFixedBytes = 3 << 10;               // of barriers, and of the alignment of the first patch
 constexpr std::int64_t kMostTurnedStep = 64;              // so that eight positions are less than LastTurnedStore::Row holds
 constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;  // of an axis
+constexpr std::int64_t kMostBoxBytes = std::int64_t(1) << 40;  // from element to element of an axis
 constexpr double kStoreBytesPerCycle = 20.0;              // and to it
 constexpr double kLoadBytesPerCycle = 40.0;               // of a multiprocessor, from the second-level cache
 
@@ -62,7 +63,7 @@ class LastCutter {
     const std::int64_t strides[] = {s.n, s.d, s.h, s.w}, sizes[] = {p_.batch, source_size_[0], source_size_[1], source_size_[2]};
     for (int i = 0; i < 4; ++i) {
       if (strides[i] < (sizes[i] > 1 ? 1 : 0) || strides[i] * element_ % 16 != 0) return false;
-      if (strides[i] * element_ >= std::int64_t(1) << 40) return false;
+      if (strides[i] * element_ >= kMostBoxBytes) return false;
     }
     return true;
   }
@@ -86,12 +87,34 @@ class LastCutter {
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
+    if (tile_.alternates && !stores_boxes()) return false;
     if (tile_.turned) {
       const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
       if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
     }
     // Chunks end with their group: a NaN of the next one would meet zeros.
     return p_.groups == 1 || source_channels() % chunk() == 0;
+  }
+
+  // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a row
+  // follow one another, with those of a row of taps. Rows and pixels of all phases are there.
+  bool stores_boxes() const {
+    const Strides& r = result_strides();
+    const std::int64_t piece = kLastPieceRow / element_, steps = r.n | r.d | r.h | r.w;
+    if (r.c != 1 || !aligned_ || steps * element_ % 16 != 0 || r.n < 0 || r.d < 0 || r.h < 0 || r.w <= 0) return false;
+    // One element repeats on an axis of more.
+    if ((r.n == 0 && p_.batch > 1) || (r.d == 0 && result_size_[0] > 1) || (r.h == 0 && result_size_[1] > 1)) return false;
+    const bool rows = is_flat() && p_.groups == 1 && r.w == result_channels() && result_step_[2] * r.w % piece == 0;
+    if (result_channels() % piece != 0 && !rows) return false;
+    if (result_size_[1] % result_step_[1] != 0 || result_size_[2] % result_step_[2] != 0) return false;
+    const std::int64_t planes = p_.batch * result_size_[0];
+    if (p_.batch > 1 && result_size_[0] > 1 && r.n != result_size_[0] * r.d) return false;
+    return planes < kMostLastCount && std::max({r.n, r.d, r.h * result_step_[1], r.w * result_step_[2]}) * element_ < kMostBoxBytes;
+  }
+  // The same of a tile's positions: samples and planes of a box follow one another, and planes end with their sample.
+  bool stores_box(std::int64_t planes, std::int64_t samples) const {
+    if (samples > 1 && result_size_[0] > 1) return false;
+    return planes == 1 || (result_step_[0] == 1 && positions_[0] % planes == 0);
   }
 
   // All phases read one position: columns are taps times channels.
@@ -198,6 +221,10 @@ class LastCutter {
 
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
+    if (tile_.alternates) {
+      const int row = tile_.columns * tile_.phases * int(element_);
+      return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
+    }
     return result_strides().c == 1 ? 0 : kLastStagedBytes;
   }
   std::int64_t tile_rows() const { return std::int64_t(tile_.product) * tile_.products; }
@@ -206,6 +233,7 @@ class LastCutter {
   // Cycles of all tiles, but for what does not depend on the cut.
   bool cost_of(Cut& cut) const {
     const Triple patch = cut.patch();
+    if (tile_.alternates && !stores_box(cut.box[0], cut.samples)) return false;
     double tiles = double(ceil_div(p_.batch, cut.samples));
     for (int i = 0; i < 3; ++i) {
       if ((patch[i] - 1) * source_step_[i] + 1 > kMostBox) return false;

@@ -4,7 +4,7 @@
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
 
-#include "fused_last_store.cuh"
+#include "fused_last_boxes.cuh"
 #include "fused_last_turned_store.cuh"
 
 namespace upfold::cuda {
@@ -83,10 +83,13 @@ struct LastBlock {
 
   __device__ __forceinline__ void make_barriers() const {
     if (threadIdx.x == 0) {
+      if constexpr (Tile::kAlternates) {
+        for (int i = 0; i < 2; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
+      }
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), 1);
-      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kWarps);
+      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kReaders);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
-      for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kWarps);
+      for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kReaders);
       barriers_made();
     }
     __syncthreads();  // barriers are made
@@ -194,12 +197,40 @@ struct LastBlock {
     return Tile::kProducts > Tile::kM ? warpgroup * Tile::kM : 0;
   }
   static __device__ __forceinline__ std::int32_t first_channel(std::int32_t warpgroup) {
-    return Tile::kProducts > Tile::kM ? 0 : warpgroup * 64;
+    return Tile::kProducts > Tile::kM || Tile::kAlternates ? 0 : warpgroup * 64;
+  }
+
+  // Barriers of what the products before read; 0: none, or released.
+  struct Used {
+    std::uint32_t stage = 0, patch = 0;
+    __device__ __forceinline__ void release() {
+      if (threadIdx.x % 32 == 0 && stage != 0) barrier_arrive(stage);
+      if (threadIdx.x % 32 == 0 && patch != 0) barrier_arrive(patch);
+      stage = patch = 0;
+    }
+  };
+
+  // The products of chunks of one pair, of the only phase: what stands between them is more than half of their time.
+  __device__ __forceinline__ void multiply_single(Sums& sums, std::int32_t chunks, const std::uint64_t (&positions_first)[Tile::kM],
+                                                  std::uint64_t channels_first, Ring& buffer, Ring& stage, Used& used) const {
+    const std::uint32_t shift = rows_of_pair(job.pair[0]);
+#pragma unroll 1
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk, buffer.next(), stage.next()) {
+      barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
+      barrier_wait(address(barriers.full[stage.at]), stage.parity);
+      std::uint64_t positions[Tile::kM];
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + in_descriptor(patch(buffer.at));
+      add_pair<0>(sums, 0, positions, shift, channels_first + in_descriptor(weight(stage.at)));
+      warpgroup_wait<1>();
+      used.release();
+      used = {job.resident ? 0 : address(barriers.empty[stage.at]), address(barriers.patch_empty[buffer.at])};
+    }
   }
 
   // Two warpgroups multiply and store. Each pair is a group of products of its own, committed where it is issued (a commit behind
   // a branch would wait for all before it), and one more may be unfinished.
-  __device__ __forceinline__ void compute(const Value* bias, Value* y) const {
+  __device__ __forceinline__ void compute(const BoxMap& other, const Value* bias, Value* y) const {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 128, 0);  // known to be one for a warp
     const std::uint64_t channels_first = channels_descriptor(first_channel(warpgroup));
@@ -210,18 +241,22 @@ struct LastBlock {
       positions_first[m] = descriptor(row * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
     }
     Ring buffer(job.patches), stage(job.stages);
-    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+    const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0, step = Tile::kAlternates ? 2 : 1;
+    if (first > 0) buffer.skip(job.tile_patches), stage.skip(job.tile_stages);
+    std::uint32_t turn = first ^ 1;  // the first warpgroup begins: a new barrier counts as passed
+    for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles; tile += step * gridDim.x, turn ^= 1) {
       const LastPlace place = last_place(job, tile);
-      const Store store{job, place, bias, y, staging()};
+      // A wait for a buffer two fills ahead would take the fill before for its own.
+      if constexpr (Tile::kAlternates) barrier_wait(address(barriers.turn[first]), turn);
       Sums sums = {};
-      std::uint32_t used_stage = 0, used_buffer = 0;  // barriers of what the products before read; 0: none, released
-      const auto release = [&] {
-        if (lane == 0 && used_stage != 0) barrier_arrive(used_stage);
-        if (lane == 0 && used_buffer != 0) barrier_arrive(used_buffer);
-        used_stage = used_buffer = 0;
-      };
+      Used used;
       if (job.resident) stage = Ring(job.stages);
-      for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk) {
+      constexpr bool kSingle = Tile::kAlternates && Tile::kPhases == 1;
+      if constexpr (kSingle) {
+        if (job.pairs == 1) multiply_single(sums, place.chunks, positions_first, channels_first, buffer, stage, used);
+      }
+      const std::int32_t chunks = kSingle && job.pairs == 1 ? 0 : place.chunks;
+      for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
         for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
           std::int32_t pair = job.patch[q - 1].end;
           const std::int32_t end = job.patch[q].end;
@@ -239,20 +274,27 @@ struct LastBlock {
               add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
               channels += kLastPairBytes<Tile> / 16;
               warpgroup_wait<1>();
-              release();
+              used.release();
             } while (++pair < until);
-            if (!job.resident) used_stage = address(barriers.empty[stage.at]);
-            if (pair == end) used_buffer = address(barriers.patch_empty[buffer.at]);
+            if (!job.resident) used.stage = address(barriers.empty[stage.at]);
+            if (pair == end) used.patch = address(barriers.patch_empty[buffer.at]);
           }
         }
+      }
+      if constexpr (Tile::kAlternates) {
+        if (lane == 0) barrier_arrive(address(barriers.turn[first ^ 1]));
       }
       warpgroup_wait<0>();
 #pragma unroll
       for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
-      release();
-      if (job.splits.value == 1) {
-        store.run(sums);
+      used.release();
+      if constexpr (Tile::kAlternates) {
+        using Boxes = LastBoxStore<Value, Tile>;
+        Boxes{job, place, bias, other, staging() + first * std::uint32_t(Boxes::kAtOnce * Boxes::kBytes)}.run(sums);
+        buffer.skip(job.tile_patches), stage.skip(job.tile_stages);
+      } else if (job.splits.value == 1) {
+        Store{job, place, bias, y, staging()}.run(sums);
       } else {
         store_together(sums, place, bias, y);
       }
@@ -293,11 +335,12 @@ struct LastBlock {
 };
 #endif
 
-// Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
+// `other` describes weights that lie, or the result that is stored as boxes. Elsewhere an empty kernel, which has no shared memory
+// of its own: by that the host knows.
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_last_kernel(const __grid_constant__ LastJob job, const __grid_constant__ BoxMap source,
-                      const __grid_constant__ BoxMap lying, const unsigned char* __restrict__ packed,
+                      const __grid_constant__ BoxMap other, const unsigned char* __restrict__ packed,
                       const Value* __restrict__ bias, Value* __restrict__ y) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
@@ -309,10 +352,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   block.make_barriers();
   if (threadIdx.x >= 32 * Tile::kWarps) {
     if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
-    if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, lying, packed);
+    if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, other, packed);
   } else {
     if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
-    block.compute(bias, y);
+    block.compute(other, bias, y);
+    // What the copy engine stores it reads from the block's shared memory.
+    if constexpr (Tile::kAlternates) await_box_reads<0>();
   }
 #endif
 }

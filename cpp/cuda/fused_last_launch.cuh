@@ -31,6 +31,14 @@ namespace upfold::cuda {
   DO(17, Value, 2, 8, 1, 2, 4, false)
 constexpr int kFirstTurned = 9;
 
+// Of warpgroups that alternate: kM, kSub8, kPhases, kVectors.
+#define UPFOLD_LAST_ALTERNATING_TILES(DO, Value) \
+  DO(18, Value, 2, 16, 1, 8)                     \
+  DO(19, Value, 1, 32, 1, 8)                     \
+  DO(20, Value, 2, 8, 2, 8)                      \
+  DO(21, Value, 4, 8, 1, 8)
+constexpr int kFirstAlternating = 18;
+
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
       const __grid_constant__ LastJob, const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, const unsigned char*, \
@@ -43,6 +51,9 @@ constexpr int kFirstTurned = 9;
 #define UPFOLD_INSTANTIATE_LAST_LYING_KERNEL(index, Value, ...)                     \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByResult, Value, LastTile<__VA_ARGS__>) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByReduction, Value, LastTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastAlternatingTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
@@ -106,10 +117,11 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
   return to;
 }
 
-// What the kernels that multiply take beside the plan: the launch's part of the job, and where the source and the weights lie.
+// What the kernels that multiply take beside the plan: the launch's part of the job, and where the source
+// and the weights, or the result, lie.
 struct LastLaunch {
   LastJob job;
-  BoxMap source, lying;
+  BoxMap source, other;
   bool overlaps;
 };
 
@@ -117,18 +129,23 @@ template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights = La
 void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch& part, const LastOperands& operands) {
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
-  // Blocks that split a reduction have one tile each.
-  const unsigned splits = part.job.splits.value, most = splits > 1 ? part.job.tiles : unsigned(count * Tile::kBlocks);
-  const Grid grid{std::min(part.job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits};
-  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.lying,
+  // Blocks that split a reduction have one tile each; those that keep their weights take tiles of the same ones.
+  const LastJob& job = part.job;
+  const unsigned splits = job.splits.value, slabs = job.resident ? job.sets.value * job.groups.value * job.column_tiles.value : 1;
+  const unsigned at_once = std::max(unsigned(count * Tile::kBlocks) / slabs, 1u) * slabs, most = splits > 1 ? job.tiles : at_once;
+  const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits};
+  launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.other,
               static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
               static_cast<Value*>(operands.result));
 }
 
-// Turned tiles, and weights that lie, which are compiled by themselves.
+// Turned tiles, those whose warpgroups alternate, and weights that lie, which are compiled by themselves.
 template <typename Value>
 void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
                      const LastOperands& operands);
+template <typename Value>
+void run_last_alternating(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                          const LastOperands& operands);
 template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 
@@ -153,9 +170,16 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+    if (config >= kFirstAlternating) {
+      BoxTensor result = plan.result;  // of this launch's samples
+      result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
+      part.other = describe_boxes(result, own.result);
+      run_last_alternating<Value>(launch, plan, config, part, own);
+      continue;
+    }
     if constexpr (sizeof(Value) == 2) {
       if (plan.weights != LastWeights::kPacked) {
-        part.lying = describe_boxes(plan.lying, operands.w);
+        part.other = describe_boxes(plan.lying, operands.w);
         run_last_lying<Value>(launch, plan, config, part, own);
         continue;
       }

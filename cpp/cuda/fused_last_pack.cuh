@@ -13,7 +13,7 @@ struct LastPackJob {
   Divisor channels, kernel_h, kernel_w;  // of the result in a group
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
-  bool flat, turned, by_channel;                        // by_channel: threads follow channels of the result, not taps
+  bool flat, in_order, by_channel;                      // by_channel: threads follow channels of the result, not taps
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];
 };
@@ -36,7 +36,7 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
   const std::int32_t chunk = std::int32_t(take(job.chunks, rest));
   const std::uint32_t tile = rest;
   const std::int32_t column_tile = std::int32_t(take(job.column_tiles, rest)), vectors = std::int32_t(job.vectors.value);
-  const std::int32_t in_tile = job.turned ? row : channel_of_column<int(sizeof(Value))>(row);
+  const std::int32_t in_tile = job.in_order ? row : channel_of_column<int(sizeof(Value))>(row);
   const std::int32_t column = column_tile * std::int32_t(job.columns.value) + in_tile;
   std::uint32_t tap = job.taps[pair], channel = std::uint32_t(column);
   if (job.flat) {

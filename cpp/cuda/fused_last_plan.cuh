@@ -12,6 +12,8 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 // Cycles (H200): of a product over those that it takes by itself, and of one beside them; of blocks that wait for each other, and
 // of 16 bytes of sums that a thread has from another block.
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
+constexpr double kLeastKeeping = 0.9;  // of the blocks at once, where each keeps its weights
+constexpr std::int64_t kLeastAhead = 3;  // patches beside weights that stay
 constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
 // Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
 // took two turns.
@@ -157,7 +159,7 @@ class LastPlanner : LastCutter {
     LastJob& job = plan_.job;
     const double products = double(pairs_.size()) / double(sets_);  // of a chunk
     const std::int64_t least = std::max<std::int64_t>(1, std::int64_t(kLeastSplit / products));
-    const std::int64_t most = std::min(kMostSplits, job.chunks / least);
+    const std::int64_t most = tile_.alternates ? 1 : std::min(kMostSplits, job.chunks / least);
     std::int64_t splits = 1;
     for (std::int64_t s = 2; s <= most; ++s) {
       if (tiles * s > blocks_at_once(s)) break;
@@ -194,11 +196,13 @@ class LastPlanner : LastCutter {
     const std::int64_t stage = job.stage_pairs * pair_bytes();
     std::int64_t patches = 2, stages = 2;
     if (patches * job.patch_bytes + stages * stage > most_shared_) return false;
-    const std::int64_t all = all_stages();
-    // Where all tiles take the same weights.
-    const bool same = sets_ * p_.groups * job.column_tiles.value * job.splits.value == 1;
-    const std::int64_t kept = same ? all : kMostLastStages + 1;
-    job.resident = kept <= kMostLastStages && 3 * job.patch_bytes + kept * stage <= most_shared_;
+    // A block that takes every so many tiles keeps its columns, its set and its group, and so their weights.
+    const std::int64_t slabs = sets_ * p_.groups * job.column_tiles.value, at_once = kLastAimBlocks * tile_.blocks;
+    const std::int64_t blocks = at_once / slabs * slabs;
+    const bool keeps = job.splits.value == 1 && are_sets_alike() &&
+                       (slabs == 1 || (job.tiles > blocks && double(blocks) >= kLeastKeeping * double(at_once)));
+    const std::int64_t kept = keeps ? stages_of(0) : kMostLastStages + 1;
+    job.resident = kept <= kMostLastStages && kLeastAhead * job.patch_bytes + kept * stage <= most_shared_;
     if (job.resident) stages = kept;
     for (bool grown = true; grown;) {
       const std::int64_t left = most_shared_ - patches * job.patch_bytes - stages * stage;
@@ -210,14 +214,31 @@ class LastPlanner : LastCutter {
       (can_patch && (wants_patch || !can_stage)) ? ++patches : ++stages;
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
+    if (tile_.alternates) {
+      if (!are_sets_alike()) return false;
+      job.tile_patches = std::int32_t(job.first_patch[1]) * job.chunks;
+      job.tile_stages = std::int32_t(stages_of(0));
+      describe_result();
+    }
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
     return true;
   }
-  std::int64_t all_stages() const {
+  // Whether blocks that keep their set have as much to multiply as others.
+  bool are_sets_alike() const {
+    const LastJob& job = plan_.job;
+    const auto end = [&](std::int64_t set) { return std::int64_t(job.patch[job.first_patch[set]].end); };
+    for (std::int64_t set = 0; set < sets_; ++set) {
+      const bool patches = job.first_patch[set + 1] - job.first_patch[set] == job.first_patch[1];
+      if (!patches || end(set + 1) - end(set) != end(1) || stages_of(set) != stages_of(0)) return false;
+    }
+    return true;
+  }
+  // Of the weights of a set.
+  std::int64_t stages_of(std::int64_t set) const {
     const LastJob& job = plan_.job;
     std::int64_t stages = 0;
-    for (std::int64_t q = 1; q <= plan_.patches; ++q)
+    for (std::int64_t q = job.first_patch[set] + 1; q <= job.first_patch[set + 1]; ++q)
       stages += ceil_div(job.patch[q].end - job.patch[q - 1].end, job.stage_pairs);
     return stages * job.chunks;
   }
@@ -230,7 +251,7 @@ class LastPlanner : LastCutter {
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
     const std::int64_t count =
         p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
-    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.turned = tile_.turned;
+    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.in_order = tile_.turned || (tile_.alternates && element_ == 2);
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
     pack.by_channel = job.flat || pack.w_result == 1;
@@ -248,7 +269,7 @@ class LastPlanner : LastCutter {
   bool lie() {
     const LastJob& job = plan_.job;
     const Strides& w = p_.w;
-    if (element_ != 2 || tile_.turned || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1) return false;
+    if (element_ != 2 || tile_.turned || tile_.alternates || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1) return false;
     const std::int64_t columns = out_channels_per_group(p_), pixels = result_size_[0] * result_size_[1] * result_size_[2];
     const std::int64_t results = p_.batch * pixels * result_channels() * p_.groups * element_;
     if (results > kMostLyingResults + kMostLyingTimes * p_.in_channels * columns * kernel_taps(p_) * element_) return false;
@@ -299,6 +320,22 @@ class LastPlanner : LastCutter {
     const bool flat =
         (s.w == 1 || source_size_[2] == 1) && (s.h == flat_h || source_size_[1] == 1) && (s.d == flat_d || source_size_[0] == 1);
     job.lines = flat && (s.n | s.c | pixels) % whole == 0;
+  }
+
+  // Pixels of a step along the width are channels of one, rows of a step along the height an axis, and planes and samples one.
+  void describe_result() {
+    const Strides& r = result_strides();
+    const std::int64_t h = result_step_[1], w = result_step_[2], planes = result_size_[0];
+    BoxTensor& tensor = plan_.result;
+    tensor = {p_.dtype,
+              {w * r.w, result_size_[2] / w, h, result_size_[1] / h, p_.batch * planes},
+              {w * r.w, r.h, h * r.h, planes > 1 ? r.d : r.n},
+              {std::int32_t(kLastPieceRow / element_), std::int32_t(best_.box[2]), 1, std::int32_t(best_.box[1]),
+               std::int32_t(best_.box[0] * best_.samples)},
+              kLastPieceRow,
+              256};
+    for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? 16 : stride * element_;  // 0: of one element, never stepped
+    tensor.rounds = false;
   }
 
   void describe_source(const Strides& s) {

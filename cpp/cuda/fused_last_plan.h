@@ -12,12 +12,12 @@ namespace upfold::cuda {
 struct LastTileSize {
   int m, columns, phases, blocks, vectors, threads;
   int product, products;  // positions of a product; products of other positions
-  bool turned;
+  bool turned, alternates;
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
   return {Tile::kM,       Tile::kColumns, Tile::kPhases,   Tile::kBlocks, Tile::kVectors,
-          Tile::kThreads, Tile::kProduct, Tile::kProducts, Tile::kTurned};
+          Tile::kThreads, Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates};
 }
 
 struct LastPlan {
@@ -26,7 +26,8 @@ struct LastPlan {
   LastPackJob pack = {};
   BoxTensor source = {};
   LastWeights weights = LastWeights::kPacked;
-  BoxTensor lying = {};  // the weights where they are not packed
+  BoxTensor lying = {};   // the weights where they are not packed
+  BoxTensor result = {};  // where it is stored as boxes
   int shared_bytes = 0;
   LastSourceJob source_pack = {};
   // Of packed weights, and of the packed source of one launch; 0: they are read as they lie.

@@ -12,6 +12,11 @@ struct Ring {
   __device__ __forceinline__ void next() {
     if (++at == count) at = 0, parity ^= 1;
   }
+  // As `next` so many times.
+  __device__ __forceinline__ void skip(std::int32_t buffers) {
+    const std::uint32_t passed = at + std::uint32_t(buffers);
+    at = passed % count, parity ^= passed / count & 1;
+  }
 };
 
 }  // namespace upfold::cuda

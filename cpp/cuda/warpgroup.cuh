@@ -255,7 +255,27 @@ UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int3
       "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
       : "memory");
 }
-// Between ordinary stores to shared memory and the products of others that read them.
+// Four matrices of 8 x 8 halves as `load_matrices` gives them (mma.cuh) to shared memory: lane i names row i % 8 of matrix i / 8.
+UPFOLD_DEVICE void store_matrices(std::uint32_t row, const std::uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// The box at its five axes from shared memory, which may be written again after `await_box_reads`: the same thread waits
+// until at most kPending of the stores that it began are still reading. What lies outside the tensor is not stored.
+UPFOLD_DEVICE void store_box(const BoxMap& map, std::uint32_t from, const std::int32_t (&at)[5]) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(from), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
+      : "memory");
+}
+template <int kPending>
+UPFOLD_DEVICE void await_box_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Between ordinary stores to shared memory and the products of others, or boxes, that read them.
 UPFOLD_DEVICE void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Threads of the blocks of a cluster that have not ended meet: what they wrote to shared memory is known to all then. Warps are

@@ -1,0 +1,19 @@
+// The tiles of the fused method by boxes of channels whose warpgroups alternate, of one type, and their launches.
+#pragma once
+
+#include "fused_last_launch.cuh"
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template <typename Value>
+void run_last_alternating(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                          const LastOperands& operands) {
+#define UPFOLD_RUN(index, type, ...) \
+  if (config == index) run_last_tile<Value, LastAlternatingTile<__VA_ARGS__>, false>(launch, plan, part, operands);
+  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+}
+
+}  // namespace upfold::cuda
+#endif
