@@ -49,7 +49,7 @@ struct LastTileBase {
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
-  static constexpr bool kAlternates = false;
+  static constexpr bool kAlternates = false, kFromPlanes = false;
   static constexpr int kReaders = kWarps;  // warps that read a patch
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -65,6 +65,13 @@ template <int kM, int kSub8, int kPhases, int kVectors>
 struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors> {
   static constexpr bool kTurned = false, kAlternates = true;
   static constexpr int kProduct = 64, kProducts = kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8, kReaders = 4;
+};
+// The same of 16-bit values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it,
+// in boxes of 64 pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
+template <int kM, int kSub8, int kPhases>
+struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
+  static constexpr bool kFromPlanes = true;
+  static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
 };
 // kShared: both warpgroups take the same positions.
 template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors, bool kShared_>
@@ -104,6 +111,9 @@ struct LastJob {
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
   std::int32_t tile_patches, tile_stages;  // that a tile takes, where warpgroups alternate
+  bool whole;         // there: a tile's set has one patch, all phases a tap at the same shift, in the order of phases
+  Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
+  std::int32_t run;               // of them that are stored as one row
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];       // of a patch, where 64 positions begin

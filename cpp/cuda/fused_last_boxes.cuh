@@ -10,16 +10,12 @@
 namespace upfold::cuda {
 
 #if UPFOLD_WARPGROUPS
+// What lanes do before they write: bias and activation.
 template <typename Value, typename Tile>
-struct LastBoxStore {
+struct LastStaged {
   static constexpr bool kHalves = sizeof(Value) == 2;
   using Values = LastStore<Value, Tile, false, kHalves>;
   using Sums = typename Values::Sums;
-  static constexpr int kColumns = kLastPieceRow / int(sizeof(Value)), kOfPhase = Tile::kColumns / kColumns;
-  static constexpr int kPieces = Tile::kPhases * kOfPhase;
-  static constexpr int kAtOnce = last_pieces_at_once(kPieces * kLastPieceRow, int(sizeof(Value)));
-  static constexpr int kBytes = Tile::kRows * kLastPieceRow, kEights = kColumns / 8;
-  static_assert(kOfPhase > 0 && kPieces % kAtOnce == 0, "whole pieces");
 
   const LastJob& job;
   const LastPlace& place;
@@ -63,6 +59,28 @@ struct LastBoxStore {
   template <bool kRelu>
   static __device__ __forceinline__ float end(float v) {
     return kRelu ? larger(v, 0.0f) : v;
+  }
+
+  __device__ __forceinline__ void finish(Sums& sums) const {
+    add_bias(sums);
+    Values{job, place, bias, nullptr, nullptr}.activate(sums);
+  }
+};
+
+template <typename Value, typename Tile>
+struct LastBoxStore : LastStaged<Value, Tile> {
+  using Base = LastStaged<Value, Tile>;
+  using Base::job, Base::place, Base::result, Base::staging, Base::kHalves, Base::lane, Base::is_first, Base::meet_warpgroup;
+  using typename Base::Sums;
+  static constexpr int kColumns = kLastPieceRow / int(sizeof(Value)), kOfPhase = Tile::kColumns / kColumns;
+  static constexpr int kPieces = Tile::kPhases * kOfPhase;
+  static constexpr int kAtOnce = last_pieces_at_once(kPieces * kLastPieceRow, int(sizeof(Value)));
+  static constexpr int kBytes = Tile::kRows * kLastPieceRow, kEights = kColumns / 8, kStaged = kAtOnce * kBytes;
+  static_assert(kOfPhase > 0 && kPieces % kAtOnce == 0, "whole pieces");
+
+  template <bool kRelu>
+  static __device__ __forceinline__ float end(float v) {
+    return Base::template end<kRelu>(v);
   }
 
   // Matrices of both eights of rows of the warp's sixteen, in two eights of channels.
@@ -158,8 +176,7 @@ struct LastBoxStore {
   }
 
   __device__ __forceinline__ void run(Sums& sums) const {
-    add_bias(sums);
-    Values{job, place, bias, nullptr, nullptr}.activate(sums);
+    this->finish(sums);
     job.activation == Activation::kRelu ? store_pieces<true, 0>(sums) : store_pieces<false, 0>(sums);
   }
 };

@@ -87,7 +87,7 @@ class LastCutter {
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
-    if (tile_.alternates && !stores_boxes()) return false;
+    if (tile_.planes ? !lies_in_planes() : tile_.alternates && !stores_boxes()) return false;
     if (tile_.turned) {
       const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
       if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
@@ -117,12 +117,36 @@ class LastCutter {
     return planes == 1 || (result_step_[0] == 1 && positions_[0] % planes == 0);
   }
 
-  // All phases read one position: columns are taps times channels.
-  bool is_flat() const {
-    if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || result_channels() % (16 / element_) != 0) return false;
+  // Whether x and y lie in planes of whole vectors of 16 bits, and each pixel has results of its own, of which whole runs make a row.
+  bool lies_in_planes() const {
+    const Strides &x = p_.x, &y = p_.y;
+    if (!forward_ || element_ != 2 || !aligned_ || !is_equal() || tile_.phases != p_.stride_w) return false;
+    if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
+    const auto is_box = [](std::int64_t stride, std::int64_t size) {
+      return size == 1 || (stride > 0 && stride % 8 == 0 && 2 * stride < kMostBoxBytes);
+    };
+    const bool source = is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch);
+    const bool result = y.w == 1 && is_box(y.h, p_.out_h) && is_box(y.d, p_.out_d) && is_box(y.c, p_.out_channels) &&
+                        is_box(y.n, p_.batch);
+    return source && result && run_of_planes() > 0 && (p_.groups == 1 || result_channels() % tile_.columns == 0);
+  }
+  // Pixels whose results are stored as one row of 128 or 64 bytes; 0: rows of the source are not made of such.
+  std::int64_t run_of_planes() const {
+    for (const std::int64_t run : {64 / tile_.phases, 32 / tile_.phases})
+      if (p_.in_w % run == 0) return run;
+    return 0;
+  }
+
+  // Kernel and stride are equal, and nothing is cut or added.
+  bool is_equal() const {
     for (const Axis& a : axes_)
       if (a.kernel != a.stride || a.dilation != 1 || a.pad != 0 || a.out != a.in * a.stride) return false;
     return true;
+  }
+  // All phases read one position: columns are taps times channels.
+  bool is_flat() const {
+    if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || result_channels() % (16 / element_) != 0) return false;
+    return is_equal();
   }
 
   // The pairs of all sets, in the order of sets, and the phases.
@@ -222,6 +246,7 @@ class LastCutter {
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
+      if (tile_.planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_;
       const int row = tile_.columns * tile_.phases * int(element_);
       return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
@@ -264,6 +289,11 @@ class LastCutter {
   }
 
   bool choose() {
+    if (tile_.planes) {  // pixels of a sample in their order
+      best_.box = {1, 1, tile_rows()}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(), best_.cost = 0;
+      positions_ = {1, 1, positions_[0] * positions_[1] * positions_[2]};
+      return positions_[2] < kMostLastCount;
+    }
     std::vector<std::size_t> ends;
     for (int level = 0; level <= 3; ++level) {
       Cut cut;

@@ -4,7 +4,7 @@
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
 
-#include "fused_last_boxes.cuh"
+#include "fused_last_planes.cuh"
 #include "fused_last_turned_store.cuh"
 
 namespace upfold::cuda {
@@ -42,13 +42,25 @@ struct LastStores<Value, Tile, kPlanes, false, true> {
 
 #if UPFOLD_WARPGROUPS
 // How products name their operands.
-template <typename Value, bool kByResult>
+template <typename Value, bool kByResult, bool kFromPlanes>
 struct LastOperandsOf {
   using Type = Value;
 };
 template <typename Value>
-struct LastOperandsOf<Value, true> {
+struct LastOperandsOf<Value, true, false> {
   using Type = TurnedColumns<Value>;
+};
+template <typename Value>
+struct LastOperandsOf<Value, false, true> {
+  using Type = Turned<Value>;
+};
+template <typename Value, typename Tile, bool kFromPlanes>
+struct LastBoxesOf {
+  using Type = LastBoxStore<Value, Tile>;
+};
+template <typename Value, typename Tile>
+struct LastBoxesOf<Value, Tile, true> {
+  using Type = LastPlanesStore<Value, Tile>;
 };
 
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
@@ -57,10 +69,12 @@ struct LastBlock {
   static constexpr int kChunk = Tile::kVectors * 16 / int(sizeof(Value));
   static constexpr bool kByResult = kWeights == LastWeights::kByResult;
   static constexpr int kBoxColumns = kLastBoxColumns<Tile>;  // where kByResult
+  static constexpr int kPlanesBytes = 64 * 64 * 2;           // of a box of pixels of planes
+  using Boxes = typename LastBoxesOf<Value, Tile, Tile::kFromPlanes>::Type;
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
-  using Operands = typename LastOperandsOf<Value, kByResult>::Type;
+  using Operands = typename LastOperandsOf<Value, kByResult, Tile::kFromPlanes>::Type;
 
   const LastJob& job;
   LastBarriers& barriers;
@@ -110,11 +124,16 @@ struct LastBlock {
           const std::uint32_t full = address(barriers.patch_full[buffer.at]);
           barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
           barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
-          copy_box(patch(buffer.at), source,
-                   {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
-                    place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
-                    place.first[0] * job.axis[0].source_step + from.at[0], place.n},
-                   full);
+          if constexpr (Tile::kFromPlanes) {
+            copy_planes(source, place, chunk, patch(buffer.at), full);
+          } else {
+            copy_box(patch(buffer.at), source,
+                     {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+                      place.first[2] * job.axis[2].source_step + from.at[2],
+                      place.first[1] * job.axis[1].source_step + from.at[1],
+                      place.first[0] * job.axis[0].source_step + from.at[0], place.n},
+                     full);
+          }
           if (kept) continue;
           if constexpr (kWeights == LastWeights::kPacked) {
             copy_weights(weights, job.patch[q - 1].end, from.end, stage);
@@ -124,6 +143,14 @@ struct LastBlock {
         }
       }
       kept = job.resident;
+    }
+  }
+  __device__ __forceinline__ void copy_planes(const BoxMap& source, const LastPlace& place, std::int32_t chunk, std::uint32_t to,
+                                              std::uint32_t full) const {
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+      copy_box(to + m * kPlanesBytes, source,
+               {place.first[2] + m * 64, place.group * job.source_channels + chunk * kChunk, place.n, 0, 0}, full);
     }
   }
   __device__ __forceinline__ void copy_weights(const unsigned char* weights, std::int32_t pair, std::int32_t end,
@@ -162,22 +189,39 @@ struct LastBlock {
     }
   }
 
+  // The products of a pair, whose phase is known where this is compiled.
+  static __device__ __forceinline__ void add(Sums& sums, int phase, const std::uint64_t (&positions)[Tile::kM],
+                                             std::uint32_t shift, std::uint64_t channels) {
+    constexpr std::uint32_t kStep = Tile::kFromPlanes ? 64 : 1;  // from vector to vector; of planes: rows of eight channels
+#pragma unroll
+    for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) {
+        const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep), of = channels + k * (kByResult ? kBoxColumns : 1);
+        WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][phase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
+      }
+    }
+  }
+
   template <int kPhase>
   __device__ __forceinline__ void add_pair(Sums& sums, std::uint32_t phase, const std::uint64_t (&positions)[Tile::kM],
                                            std::uint32_t shift, std::uint64_t channels) const {
     if constexpr (kPhase < Tile::kPhases) {
       if (Tile::kPhases > 1 && phase != kPhase) return add_pair<kPhase + 1>(sums, phase, positions, shift, channels);
       warpgroup_begin();
-#pragma unroll
-      for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
-#pragma unroll
-        for (int m = 0; m < Tile::kM; ++m) {
-          const std::uint64_t at = positions[m] + (shift * kRowUnits + k), of = channels + k * (kByResult ? kBoxColumns : 1);
-          WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][kPhase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
-        }
-      }
+      add(sums, kPhase, positions, shift, channels);
       warpgroup_commit();
     }
+  }
+
+  // The products of a chunk in all phases.
+  __device__ __forceinline__ void add_whole(Sums& sums, const std::uint64_t (&positions)[Tile::kM], std::uint32_t shift,
+                                            std::uint64_t channels) const {
+    warpgroup_begin();
+#pragma unroll
+    for (int phase = 0; phase < Tile::kPhases; ++phase)
+      add(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
+    warpgroup_commit();
   }
 
   static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at, std::uint32_t group_pitch) {
@@ -210,26 +254,59 @@ struct LastBlock {
     }
   };
 
-  // The products of chunks of one pair, of the only phase: what stands between them is more than half of their time.
-  __device__ __forceinline__ void multiply_single(Sums& sums, std::int32_t chunks, const std::uint64_t (&positions_first)[Tile::kM],
-                                                  std::uint64_t channels_first, Ring& buffer, Ring& stage, Used& used) const {
-    const std::uint32_t shift = rows_of_pair(job.pair[0]);
+  // The products of chunks that are one stage of weights each, a pair of each phase (LastJob::whole): what stands between them is
+  // more than half of their time.
+  __device__ __forceinline__ void multiply_whole(Sums& sums, const LastPlace& place,
+                                                 const std::uint64_t (&positions_first)[Tile::kM], std::uint64_t channels_first,
+                                                 Ring& buffer, Ring& stage, Used& used) const {
+    const std::uint32_t shift = rows_of_pair(job.pair[job.patch[job.first_patch[place.set]].end]);
 #pragma unroll 1
-    for (std::int32_t chunk = 0; chunk < chunks; ++chunk, buffer.next(), stage.next()) {
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, buffer.next(), stage.next()) {
       barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
       barrier_wait(address(barriers.full[stage.at]), stage.parity);
       std::uint64_t positions[Tile::kM];
 #pragma unroll
       for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + in_descriptor(patch(buffer.at));
-      add_pair<0>(sums, 0, positions, shift, channels_first + in_descriptor(weight(stage.at)));
+      add_whole(sums, positions, shift, channels_first + in_descriptor(weight(stage.at)));
       warpgroup_wait<1>();
       used.release();
       used = {job.resident ? 0 : address(barriers.empty[stage.at]), address(barriers.patch_empty[buffer.at])};
     }
   }
 
-  // Two warpgroups multiply and store. Each pair is a group of products of its own, committed where it is issued (a commit behind
-  // a branch would wait for all before it), and one more may be unfinished.
+  // Each pair is a group of products of its own, committed where it is issued (a commit behind a branch would wait for all before
+  // it), and one more may be unfinished.
+  __device__ __forceinline__ void multiply_pairs(Sums& sums, const LastPlace& place, std::int32_t chunks,
+                                                 const std::uint64_t (&positions_first)[Tile::kM], std::uint64_t channels_first,
+                                                 Ring& buffer, Ring& stage, Used& used) const {
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+      for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
+        std::int32_t pair = job.patch[q - 1].end;
+        const std::int32_t end = job.patch[q].end;
+        barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
+        std::uint64_t positions[Tile::kM];
+#pragma unroll
+        for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + in_descriptor(patch(buffer.at));
+        for (; pair < end; stage.next()) {
+          const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
+          barrier_wait(address(barriers.full[stage.at]), stage.parity);
+          std::uint64_t channels = channels_first + in_descriptor(weight(stage.at));
+#pragma unroll 1
+          do {
+            const std::uint32_t entry = job.pair[pair];
+            add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
+            channels += kLastPairBytes<Tile> / 16;
+            warpgroup_wait<1>();
+            used.release();
+          } while (++pair < until);
+          if (!job.resident) used.stage = address(barriers.empty[stage.at]);
+          if (pair == end) used.patch = address(barriers.patch_empty[buffer.at]);
+        }
+      }
+    }
+  }
+
+  // Two warpgroups multiply and store.
   __device__ __forceinline__ void compute(const BoxMap& other, const Value* bias, Value* y) const {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 128, 0);  // known to be one for a warp
@@ -238,7 +315,8 @@ struct LastBlock {
 #pragma unroll
     for (int m = 0; m < Tile::kM; ++m) {
       const std::uint32_t row = std::uint32_t(job.rows[first_product(warpgroup) + m]);
-      positions_first[m] = descriptor(row * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
+      positions_first[m] = Tile::kFromPlanes ? turned_descriptor(std::uint32_t(m * kPlanesBytes / 16))
+                                             : descriptor(row * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
     }
     Ring buffer(job.patches), stage(job.stages);
     const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0, step = Tile::kAlternates ? 2 : 1;
@@ -251,36 +329,15 @@ struct LastBlock {
       Sums sums = {};
       Used used;
       if (job.resident) stage = Ring(job.stages);
-      constexpr bool kSingle = Tile::kAlternates && Tile::kPhases == 1;
-      if constexpr (kSingle) {
-        if (job.pairs == 1) multiply_single(sums, place.chunks, positions_first, channels_first, buffer, stage, used);
-      }
-      const std::int32_t chunks = kSingle && job.pairs == 1 ? 0 : place.chunks;
-      for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
-        for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
-          std::int32_t pair = job.patch[q - 1].end;
-          const std::int32_t end = job.patch[q].end;
-          barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
-          std::uint64_t positions[Tile::kM];
-#pragma unroll
-          for (int m = 0; m < Tile::kM; ++m) positions[m] = positions_first[m] + in_descriptor(patch(buffer.at));
-          for (; pair < end; stage.next()) {
-            const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
-            barrier_wait(address(barriers.full[stage.at]), stage.parity);
-            std::uint64_t channels = channels_first + in_descriptor(weight(stage.at));
-#pragma unroll 1
-            do {
-              const std::uint32_t entry = job.pair[pair];
-              add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
-              channels += kLastPairBytes<Tile> / 16;
-              warpgroup_wait<1>();
-              used.release();
-            } while (++pair < until);
-            if (!job.resident) used.stage = address(barriers.empty[stage.at]);
-            if (pair == end) used.patch = address(barriers.patch_empty[buffer.at]);
-          }
+      // With products of phases behind branches too, or as one of two ways, the compiler would let none run beside another.
+      std::int32_t chunks = place.chunks;
+      if constexpr (Tile::kAlternates && (Tile::kPhases == 1 || Tile::kFromPlanes)) {
+        if (Tile::kFromPlanes || job.whole) {
+          multiply_whole(sums, place, positions_first, channels_first, buffer, stage, used);
+          chunks = 0;
         }
       }
+      if constexpr (!Tile::kFromPlanes) multiply_pairs(sums, place, chunks, positions_first, channels_first, buffer, stage, used);
       if constexpr (Tile::kAlternates) {
         if (lane == 0) barrier_arrive(address(barriers.turn[first ^ 1]));
       }
@@ -290,8 +347,7 @@ struct LastBlock {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       used.release();
       if constexpr (Tile::kAlternates) {
-        using Boxes = LastBoxStore<Value, Tile>;
-        Boxes{job, place, bias, other, staging() + first * std::uint32_t(Boxes::kAtOnce * Boxes::kBytes)}.run(sums);
+        Boxes{job, place, bias, other, staging() + first * std::uint32_t(Boxes::kStaged)}.run(sums);
         buffer.skip(job.tile_patches), stage.skip(job.tile_stages);
       } else if (job.splits.value == 1) {
         Store{job, place, bias, y, staging()}.run(sums);

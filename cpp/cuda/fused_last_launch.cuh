@@ -37,6 +37,12 @@ constexpr int kFirstTurned = 9;
   DO(19, Value, 1, 32, 1, 8)                     \
   DO(20, Value, 2, 8, 2, 8)                      \
   DO(21, Value, 4, 8, 1, 8)
+// Of those that read planes of 16-bit values: kM, kSub8, kPhases.
+#define UPFOLD_LAST_PLANES_TILES(DO, Value) \
+  DO(22, Value, 1, 16, 2)                   \
+  DO(23, Value, 2, 8, 2)                    \
+  DO(24, Value, 4, 4, 2)                    \
+  DO(25, Value, 1, 8, 4)
 constexpr int kFirstAlternating = 18;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
@@ -53,6 +59,9 @@ constexpr int kFirstAlternating = 18;
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByReduction, Value, LastTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastAlternatingTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastPlanesTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_PLANES(Value) UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)

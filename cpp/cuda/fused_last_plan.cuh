@@ -108,7 +108,7 @@ class LastPlanner : LastCutter {
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
     if (tile_.turned) store_turned();
-    if (r.c != 1 && !tile_.turned) job.joined = joined();
+    if (r.c != 1 && !tile_.turned && !tile_.planes) job.joined = joined();
     // Float32 of one phase too: two rows of 16 results of a warp are less than four of eight.
     if (job.joined == 1 && r.w == 1 && (result_step_[2] > 1 || element_ == 4)) job.staged = staged();
     job.paired = job.joined == 1 && element_ == 2 && result_step_[2] == 1 && r.w == 1 && best_.box[2] % 2 == 0 &&
@@ -193,6 +193,7 @@ class LastPlanner : LastCutter {
     const double pairs_of_patch = double(pairs_.size()) / double(std::max<std::int64_t>(1, plan_.patches));
     const std::int64_t most = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
     job.stage_pairs = std::int32_t(std::min<std::int64_t>(most, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
+    if (tile_.planes) job.stage_pairs = tile_.phases;
     const std::int64_t stage = job.stage_pairs * pair_bytes();
     std::int64_t patches = 2, stages = 2;
     if (patches * job.patch_bytes + stages * stage > most_shared_) return false;
@@ -217,8 +218,9 @@ class LastPlanner : LastCutter {
     if (tile_.alternates) {
       if (!are_sets_alike()) return false;
       job.tile_patches = std::int32_t(job.first_patch[1]) * job.chunks;
-      job.tile_stages = std::int32_t(stages_of(0));
-      describe_result();
+      job.tile_stages = std::int32_t(stages_of(0)), job.whole = is_whole();
+      if (tile_.planes && !job.whole) return false;
+      tile_.planes ? describe_planes() : describe_result();
     }
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
@@ -233,6 +235,15 @@ class LastPlanner : LastCutter {
       if (!patches || end(set + 1) - end(set) != end(1) || stages_of(set) != stages_of(0)) return false;
     }
     return true;
+  }
+  bool is_whole() const {
+    const LastJob& job = plan_.job;
+    bool whole = job.stage_pairs == tile_.phases && plan_.patches == sets_ && std::int64_t(pairs_.size()) == sets_ * tile_.phases;
+    for (std::size_t i = 0; i < pairs_.size() && whole; ++i) {
+      const std::size_t first = i / std::size_t(tile_.phases) * std::size_t(tile_.phases);
+      whole = (job.pair[i] >> 16 & 0xf) == i - first && (job.pair[i] & 0xffff) == (job.pair[first] & 0xffff);
+    }
+    return whole;
   }
   // Of the weights of a set.
   std::int64_t stages_of(std::int64_t set) const {
@@ -295,6 +306,7 @@ class LastPlanner : LastCutter {
   bool source() {
     plan_.batch = p_.batch;
     Strides s = source_strides();
+    if (tile_.planes) return true;
     if (!lies_in_boxes()) {
       const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
       const std::int64_t pixels = source_size_[0] * source_size_[1] * source_size_[2];
@@ -336,6 +348,28 @@ class LastPlanner : LastCutter {
               256};
     for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? 16 : stride * element_;  // 0: of one element, never stepped
     tensor.rounds = false;
+  }
+
+  // Of planes: pixels, channels and samples of x; pixels of a row, rows, planes, channels and samples of y.
+  void describe_planes() {
+    LastJob& job = plan_.job;
+    const Strides &x = p_.x, &y = p_.y;
+    const auto bytes = [this](std::int64_t stride, std::int64_t size) { return size == 1 ? 16 : stride * element_; };
+    job.plane_row = make_divisor(p_.in_w), job.plane_rows = make_divisor(p_.in_h), job.run = std::int32_t(run_of_planes());
+    plan_.source = {p_.dtype,
+                    {positions_[2], p_.in_channels, p_.batch, 1, 1},
+                    {bytes(x.c, p_.in_channels), bytes(x.n, p_.batch), 16, 16},
+                    {tile_.product, std::int32_t(chunk()), 1, 1, 1},
+                    std::int32_t(tile_.product * element_),
+                    256};
+    const std::int32_t row = job.run * tile_.phases;
+    plan_.result = {p_.dtype,
+                    {p_.out_w, p_.out_h, p_.out_d, p_.out_channels, p_.batch},
+                    {bytes(y.h, p_.out_h), bytes(y.d, p_.out_d), bytes(y.c, p_.out_channels), bytes(y.n, p_.batch)},
+                    {row, 1, 1, tile_.columns, 1},
+                    row * std::int32_t(element_),
+                    256};
+    plan_.result.rounds = false;
   }
 
   void describe_source(const Strides& s) {

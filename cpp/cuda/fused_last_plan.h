@@ -12,12 +12,12 @@ namespace upfold::cuda {
 struct LastTileSize {
   int m, columns, phases, blocks, vectors, threads;
   int product, products;  // positions of a product; products of other positions
-  bool turned, alternates;
+  bool turned, alternates, planes;
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
   return {Tile::kM,       Tile::kColumns, Tile::kPhases,   Tile::kBlocks, Tile::kVectors,
-          Tile::kThreads, Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates};
+          Tile::kThreads, Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates, Tile::kFromPlanes};
 }
 
 struct LastPlan {
