@@ -33,6 +33,8 @@ constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four chan
 // Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
 constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
+// Parts of the channels of a tile of planes that are stored one after another: of floats less room is left by weights that stay.
+constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
 // The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many, one
 // leaves room for weights that stay.
 constexpr int last_pieces_at_once(int row_bytes, int element) {
@@ -66,8 +68,8 @@ struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors> {
   static constexpr bool kTurned = false, kAlternates = true;
   static constexpr int kProduct = 64, kProducts = kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8, kReaders = 4;
 };
-// The same of 16-bit values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it,
-// in boxes of 64 pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
+// The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in boxes
+// of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
 template <int kM, int kSub8, int kPhases>
 struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
   static constexpr bool kFromPlanes = true;
@@ -113,7 +115,7 @@ struct LastJob {
   std::int32_t tile_patches, tile_stages;  // that a tile takes, where warpgroups alternate
   bool whole;         // there: a tile's set has one patch, all phases a tap at the same shift, in the order of phases
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
-  std::int32_t run;               // of them that are stored as one row
+  std::int32_t run, kept;         // of them that are stored as one row; those of 64 in whole runs
   std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];       // of a patch, where 64 positions begin

@@ -4,6 +4,7 @@
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_LAST_ALTERNATING(float)
+UPFOLD_INSTANTIATE_LAST_PLANES(float)
 
 }  // namespace upfold::cuda
 

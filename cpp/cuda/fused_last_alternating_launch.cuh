@@ -13,12 +13,10 @@ void run_last_alternating(const Launch& launch, const LastPlan& plan, int config
   if (config == index) run_last_tile<Value, LastAlternatingTile<__VA_ARGS__>, false>(launch, plan, part, operands);
   UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
-  if constexpr (sizeof(Value) == 2) {
 #define UPFOLD_RUN(index, type, ...) \
   if (config == index) run_last_tile<Value, LastPlanesTile<__VA_ARGS__>, true>(launch, plan, part, operands);
-    UPFOLD_LAST_PLANES_TILES(UPFOLD_RUN, Value)
+  UPFOLD_LAST_PLANES_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
-  }
 }
 
 }  // namespace upfold::cuda

@@ -27,8 +27,18 @@ struct LastStaged {
   static __device__ __forceinline__ bool is_first() { return threadIdx.x % 128 == 0; }
   static __device__ __forceinline__ void meet_warpgroup() { meet<128>(2 + std::int32_t(threadIdx.x) / 128); }
 
-  // Of two neighbouring channels of each eight, as one word.
+  static __device__ __forceinline__ float2 two_at(const Value* v, bool together) {
+    if (!together) return {widen(v[0]), widen(v[1])};
+    if constexpr (kHalves) {
+      return Pair<Value>::widen(__ldg(reinterpret_cast<const std::uint32_t*>(v)));
+    } else {
+      return __ldg(reinterpret_cast<const float2*>(v));
+    }
+  }
+  // Of two neighbouring channels of each eight.
   __device__ __forceinline__ void add_pairs(Sums& sums) const {
+    const std::uintptr_t size = 2 * sizeof(Value);
+    const bool together = (reinterpret_cast<std::uintptr_t>(bias) | job.channels.value * sizeof(Value)) % size == 0;
     const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;
     std::uint32_t tap = std::uint32_t(first);
     std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : first;
@@ -37,7 +47,7 @@ struct LastStaged {
     for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
       if (job.flat && channel >= channels) channel -= channels;
       const std::int32_t at = first + eight * 8 < job.columns ? channel : 0;
-      const float2 added = Pair<Value>::widen(__ldg(reinterpret_cast<const std::uint32_t*>(own + at)));
+      const float2 added = two_at(own + at, together);
 #pragma unroll
       for (int i = 0; i < Tile::kM * Tile::kPhases; ++i) {
         float(&sum)[4] = sums[i / Tile::kPhases][i % Tile::kPhases][eight];
@@ -46,13 +56,10 @@ struct LastStaged {
     }
   }
   __device__ __forceinline__ void add_bias(Sums& sums) const {
-    const Values values{job, place, bias, nullptr, nullptr};
-    if constexpr (kHalves) {
-      const bool words = (reinterpret_cast<std::uintptr_t>(bias) | job.channels.value * 2) % 4 == 0;
-      if (bias != nullptr && words) return add_pairs(sums);
-      values.add_bias_in_order(sums);
+    if constexpr (kHalves || Tile::kFromPlanes) {
+      if (bias != nullptr) add_pairs(sums);
     } else {
-      values.add_bias(sums);
+      Values{job, place, bias, nullptr, nullptr}.add_bias(sums);
     }
   }
 

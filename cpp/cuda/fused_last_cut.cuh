@@ -117,24 +117,32 @@ class LastCutter {
     return planes == 1 || (result_step_[0] == 1 && positions_[0] % planes == 0);
   }
 
-  // Whether x and y lie in planes of whole vectors of 16 bits, and each pixel has results of its own, of which whole runs make a row.
+  // Whether x and y lie in planes of whole vectors, and each pixel has results of its own, of which whole runs make a row.
   bool lies_in_planes() const {
     const Strides &x = p_.x, &y = p_.y;
-    if (!forward_ || element_ != 2 || !aligned_ || !is_equal() || tile_.phases != p_.stride_w) return false;
+    if (!forward_ || !aligned_ || !is_equal() || tile_.phases != p_.stride_w) return false;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
-    const auto is_box = [](std::int64_t stride, std::int64_t size) {
-      return size == 1 || (stride > 0 && stride % 8 == 0 && 2 * stride < kMostBoxBytes);
+    const auto is_box = [this](std::int64_t stride, std::int64_t size) {
+      return size == 1 || (stride > 0 && stride * element_ % 16 == 0 && stride * element_ < kMostBoxBytes);
     };
     const bool source = is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch);
     const bool result = y.w == 1 && is_box(y.h, p_.out_h) && is_box(y.d, p_.out_d) && is_box(y.c, p_.out_channels) &&
                         is_box(y.n, p_.batch);
-    return source && result && run_of_planes() > 0 && (p_.groups == 1 || result_channels() % tile_.columns == 0);
+    // A part of the channels of a tile ends with its group.
+    const std::int64_t part = tile_.columns / last_planes_parts(int(element_));
+    return source && result && run_of_planes() > 0 && (p_.groups == 1 || result_channels() % part == 0);
   }
-  // Pixels whose results are stored as one row of 128 or 64 bytes; 0: rows of the source are not made of such.
+  // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole vectors.
   std::int64_t run_of_planes() const {
-    for (const std::int64_t run : {64 / tile_.phases, 32 / tile_.phases})
-      if (p_.in_w % run == 0) return run;
-    return 0;
+    const std::int64_t pixel = tile_.phases * element_;
+    for (const std::int64_t row : {128, 64})
+      if (p_.in_w % (row / pixel) == 0) return row / pixel;
+    std::int64_t best = 0;
+    for (std::int64_t run = 1; run <= 64 && run * tile_.phases <= kMostBox; ++run) {
+      const bool whole = p_.in_w % run == 0 && run * pixel % 16 == 0;
+      if (whole && (best == 0 || 64 / run * run >= 64 / best * best)) best = run;
+    }
+    return best;
   }
 
   // Kernel and stride are equal, and nothing is cut or added.
@@ -246,7 +254,7 @@ class LastCutter {
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
-      if (tile_.planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_;
+      if (tile_.planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_ / last_planes_parts(int(element_));
       const int row = tile_.columns * tile_.phases * int(element_);
       return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
@@ -290,7 +298,8 @@ class LastCutter {
 
   bool choose() {
     if (tile_.planes) {  // pixels of a sample in their order
-      best_.box = {1, 1, tile_rows()}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(), best_.cost = 0;
+      const std::int64_t kept = 64 / run_of_planes() * run_of_planes();
+      best_.box = {1, 1, kept * tile_.products}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(), best_.cost = 0;
       positions_ = {1, 1, positions_[0] * positions_[1] * positions_[2]};
       return positions_[2] < kMostLastCount;
     }

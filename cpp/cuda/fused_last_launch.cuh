@@ -37,7 +37,7 @@ constexpr int kFirstTurned = 9;
   DO(19, Value, 1, 32, 1, 8)                     \
   DO(20, Value, 2, 8, 2, 8)                      \
   DO(21, Value, 4, 8, 1, 8)
-// Of those that read planes of 16-bit values: kM, kSub8, kPhases.
+// Of those that read planes: kM, kSub8, kPhases.
 #define UPFOLD_LAST_PLANES_TILES(DO, Value) \
   DO(22, Value, 1, 16, 2)                   \
   DO(23, Value, 2, 8, 2)                    \

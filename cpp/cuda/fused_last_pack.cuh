@@ -13,7 +13,8 @@ struct LastPackJob {
   Divisor channels, kernel_h, kernel_w;  // of the result in a group
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
-  bool flat, in_order, by_channel;                      // by_channel: threads follow channels of the result, not taps
+  // spread: of two vectors one has the even channels, one the odd; by_channel: threads follow channels of the result, not taps
+  bool flat, in_order, spread, by_channel;
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];
 };
@@ -44,7 +45,8 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
     channel = take(job.channels, tap);
   }
   const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
-  const std::int32_t source = (chunk * vectors + vector) * kVector;
+  const std::int32_t first = (chunk * vectors + vector) * kVector, step = job.spread ? 2 : 1;
+  const std::int32_t source = job.spread ? first / (2 * kVector) * (2 * kVector) + vector % 2 : first;
   const Value* const from = w + std::int64_t(rest) * job.w_group + std::int64_t(channel) * job.w_result +
                             std::int64_t(source) * job.w_source + std::int32_t(tap) * job.w_axis[0] + kh * job.w_axis[1] +
                             kw * job.w_axis[2];
@@ -53,8 +55,8 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
   } values;
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
-    const bool exists = column < job.all_columns && source + e < job.source_channels;
-    values.v[e] = exists ? narrow_weight(from[e * job.w_source]) : Narrow<Value>::from(0.0f);
+    const bool exists = column < job.all_columns && source + e * step < job.source_channels;
+    values.v[e] = exists ? narrow_weight(from[e * step * job.w_source]) : Narrow<Value>::from(0.0f);
   }
   const std::int32_t swizzled = vector ^ (vectors == 8 ? row % 8 : row / 2 % 4);
   const std::int64_t to = (std::int64_t(tile) * job.chunks.value + chunk) * job.pairs.value + pair;

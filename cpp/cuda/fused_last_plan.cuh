@@ -262,7 +262,7 @@ class LastPlanner : LastCutter {
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
     const std::int64_t count =
         p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
-    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.in_order = tile_.turned || (tile_.alternates && element_ == 2);
+    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.in_order = tile_.turned || tile_.planes || (tile_.alternates && element_ == 2), pack.spread = tile_.planes && element_ == 4;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
     pack.by_channel = job.flat || pack.w_result == 1;
@@ -356,18 +356,19 @@ class LastPlanner : LastCutter {
     const Strides &x = p_.x, &y = p_.y;
     const auto bytes = [this](std::int64_t stride, std::int64_t size) { return size == 1 ? 16 : stride * element_; };
     job.plane_row = make_divisor(p_.in_w), job.plane_rows = make_divisor(p_.in_h), job.run = std::int32_t(run_of_planes());
+    job.kept = 64 / job.run * job.run;
     plan_.source = {p_.dtype,
                     {positions_[2], p_.in_channels, p_.batch, 1, 1},
                     {bytes(x.c, p_.in_channels), bytes(x.n, p_.batch), 16, 16},
-                    {tile_.product, std::int32_t(chunk()), 1, 1, 1},
-                    std::int32_t(tile_.product * element_),
+                    {std::int32_t(128 / element_), std::int32_t(chunk()), 1, 1, 1},
+                    128,
                     256};
-    const std::int32_t row = job.run * tile_.phases;
+    const std::int32_t row = job.run * tile_.phases, bytes_of_row = row * std::int32_t(element_);
     plan_.result = {p_.dtype,
                     {p_.out_w, p_.out_h, p_.out_d, p_.out_channels, p_.batch},
                     {bytes(y.h, p_.out_h), bytes(y.d, p_.out_d), bytes(y.c, p_.out_channels), bytes(y.n, p_.batch)},
-                    {row, 1, 1, tile_.columns, 1},
-                    row * std::int32_t(element_),
+                    {row, 1, 1, tile_.columns / last_planes_parts(int(element_)), 1},
+                    bytes_of_row == 128 || bytes_of_row == 64 ? bytes_of_row : 16,
                     256};
     plan_.result.rounds = false;
   }

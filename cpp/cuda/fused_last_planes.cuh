@@ -1,6 +1,6 @@
 // The end of tiles of the fused method by boxes of channels whose positions are pixels of a plane: results are turned on their way
-// through shared memory, and the copy engine stores runs of a row, in all of the tile's channels at a time.
-//   staging  [warpgroup][run of pixels][channel of the tile][results of the run: 64 or 128 bytes]   swizzled
+// through shared memory, and the copy engine stores runs of a row, in some of the tile's channels at a time.
+//   staging  [warpgroup][run of pixels][channel][results of the run]   swizzled where those are 64 or 128 bytes
 #pragma once
 
 #include "fused_last_boxes.cuh"
@@ -14,46 +14,66 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
   using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::is_first, Base::meet_warpgroup;
   using typename Base::Sums;
   static constexpr int kPixelBytes = Tile::kPhases * int(sizeof(Value)), kWords = kPixelBytes / 4;
-  static constexpr int kStaged = Tile::kRows * Tile::kColumns * kPixelBytes;
+  static constexpr int kParts = last_planes_parts(int(sizeof(Value))), kEights = Tile::kSub8 / kParts, kColumns = 8 * kEights;
+  static constexpr int kStaged = Tile::kRows * kColumns * kPixelBytes;
+  static_assert(kEights > 0, "channels of a part");
 
-  // Of rows of kRow bytes. A lane holds pixels lane / 4 and the eighth behind it, channels 2 * (lane % 4) and the next of each eight.
-  template <int kRow, bool kRelu>
+  template <bool kRelu>
+  static __device__ __forceinline__ void words_of(const Sums& sums, int m, int eight, int of, std::uint32_t (&words)[kWords]) {
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      if constexpr (sizeof(Value) == 2) {
+        words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][2 * word][eight][of]),
+                                          Base::template end<kRelu>(sums[m][2 * word + 1][eight][of]));
+      } else {
+        words[word] = __float_as_uint(Base::template end<kRelu>(sums[m][word][eight][of]));
+      }
+    }
+  }
+  static __device__ __forceinline__ void put(unsigned char* to, const std::uint32_t (&words)[kWords]) {
+    if constexpr (kWords == 4) {
+      *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+    } else if constexpr (kWords == 2) {
+      *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = words[0];
+    }
+  }
+
+  // Of rows of kRow bytes; 0: of others, in order. A lane holds pixels lane / 4 and the eighth behind it, channels 2 * (lane % 4) and
+  // the next of each eight.
+  template <int kRow, bool kRelu, int kPart>
   __device__ __forceinline__ void write(const Sums& sums) const {
-    constexpr int kRun = kRow / kPixelBytes, kRunBytes = kRow * Tile::kColumns;
-    const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4;
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4, run = kRow > 0 ? kRow / kPixelBytes : job.run;
+    const std::int32_t row = kRow > 0 ? kRow : job.run * kPixelBytes, runs = kRow > 0 ? 64 / run : job.kept / run;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int32_t pixel = warp * 16 + half * 8 + lane() / 4, byte = pixel % kRun * kPixelBytes;
+      const std::int32_t pixel = warp * 16 + half * 8 + lane() / 4, byte = pixel % run * kPixelBytes;
+      if (kRow == 0 && pixel >= job.kept) continue;
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const std::int32_t channel = lane() % 4 * 2 + odd, swizzle = kRow == 128 ? channel % 8 : channel / 2 % 4;
+        const std::int32_t channel = lane() % 4 * 2 + odd;
+        const std::int32_t swizzle = kRow == 128 ? channel % 8 : kRow == 64 ? channel / 2 % 4 : 0;
         unsigned char* const own =
-            staging + pixel / kRun * kRunBytes + channel * kRow + (byte / 16 ^ swizzle) * 16 + byte % 16;
+            staging + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
 #pragma unroll
-        for (int i = 0; i < Tile::kM * Tile::kSub8; ++i) {
-          const int m = i / Tile::kSub8, eight = i % Tile::kSub8;
+        for (int i = 0; i < Tile::kM * kEights; ++i) {
+          const int m = i / kEights, eight = i % kEights;
           std::uint32_t words[kWords];
-#pragma unroll
-          for (int word = 0; word < kWords; ++word)
-            words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][2 * word][eight][half * 2 + odd]),
-                                              Base::template end<kRelu>(sums[m][2 * word + 1][eight][half * 2 + odd]));
-          unsigned char* const to = own + m * (64 / kRun) * kRunBytes + eight * 8 * kRow;
-          if constexpr (kWords == 2) {
-            *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
-          } else {
-            *reinterpret_cast<std::uint32_t*>(to) = words[0];
-          }
+          words_of<kRelu>(sums, m, kPart * kEights + eight, half * 2 + odd, words);
+          put(own + m * runs * (row * kColumns) + eight * 8 * row, words);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void begin_stores() const {
+  __device__ __forceinline__ void begin_stores(int part) const {
     const LastPhase phase = job.phases[place.set * Tile::kPhases];
-    const std::int32_t channel = place.group * std::int32_t(job.channels.value) + place.column_tile * Tile::kColumns;
+    const std::int32_t channel =
+        place.group * std::int32_t(job.channels.value) + place.column_tile * Tile::kColumns + part * kColumns;
     std::uint32_t from = shared_address(staging);
 #pragma unroll 1
-    for (std::int32_t run = 0; run < Tile::kRows; run += job.run, from += std::uint32_t(job.run * kPixelBytes * Tile::kColumns)) {
+    for (std::int32_t run = 0; run < Tile::kM * job.kept; run += job.run, from += std::uint32_t(job.run * kPixelBytes * kColumns)) {
       std::uint32_t rest = std::uint32_t(place.first[2] + run);
       const std::int32_t w = std::int32_t(take(job.plane_row, rest)), h = std::int32_t(take(job.plane_rows, rest));
       store_box(result, from,
@@ -62,19 +82,29 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
     }
   }
 
-  template <bool kRelu>
-  __device__ __forceinline__ void write_rows(const Sums& sums) const {
-    job.run * kPixelBytes == 128 ? write<128, kRelu>(sums) : write<64, kRelu>(sums);
+  template <bool kRelu, int kPart>
+  __device__ __forceinline__ void store_parts(const Sums& sums) const {
+    if constexpr (kPart < kParts) {
+      if (is_first()) await_box_reads<0>();
+      meet_warpgroup();  // results before have been read
+      const std::int32_t row = job.run * kPixelBytes;
+      if (row == 128) {
+        write<128, kRelu, kPart>(sums);
+      } else if (row == 64) {
+        write<64, kRelu, kPart>(sums);
+      } else {
+        write<0, kRelu, kPart>(sums);
+      }
+      publish_to_products();
+      meet_warpgroup();  // and these are written
+      if (is_first()) begin_stores(kPart);
+      store_parts<kRelu, kPart + 1>(sums);
+    }
   }
 
   __device__ __forceinline__ void run(Sums& sums) const {
     this->finish(sums);
-    if (is_first()) await_box_reads<0>();
-    meet_warpgroup();  // results before have been read
-    job.activation == Activation::kRelu ? write_rows<true>(sums) : write_rows<false>(sums);
-    publish_to_products();
-    meet_warpgroup();  // and these are written
-    if (is_first()) begin_stores();
+    job.activation == Activation::kRelu ? store_parts<true, 0>(sums) : store_parts<false, 0>(sums);
   }
 };
 #endif

@@ -1,0 +1,144 @@
+// A block of the fused method by boxes of channels: what its shared memory holds, and the thread that has it filled.
+//   patch    [buffers][row of the patch][16 bytes of channels]          swizzled
+//            [buffers][products][channel][64 pixels]                    swizzled; of 16-bit planes
+//            [buffers][products][2][channel][32 pixels]                 swizzled; of planes of floats
+//   weight   [stages][pair][column][16 bytes of source channels]        swizzled; if packed, columns by channel_of_column
+//            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
+#pragma once
+
+#include "fused_last.cuh"
+
+namespace upfold::cuda {
+
+template <typename Tile>
+constexpr std::int32_t kLastPairBytes = Tile::kColumns * Tile::kVectors * 16;
+// Of a box of 16-bit weights that lie by the channels of the result.
+template <typename Tile>
+constexpr int kLastBoxColumns = Tile::kColumns < 64 ? Tile::kColumns : 64;
+
+#if UPFOLD_WARPGROUPS
+template <typename Value, typename Tile, LastWeights kWeights>
+struct LastBlock {
+  static constexpr std::uint32_t kRowUnits = Tile::kVectors;  // a row of a patch, of 16 bytes
+  static constexpr int kChunk = Tile::kVectors * 16 / int(sizeof(Value));
+  static constexpr bool kByResult = kWeights == LastWeights::kByResult;
+  static constexpr int kBoxColumns = kLastBoxColumns<Tile>;  // where kByResult
+  static constexpr int kPixels = 128 / int(sizeof(Value));   // of a plane in a row of shared memory
+
+  const LastJob& job;
+  LastBarriers& barriers;
+  unsigned char* memory;
+  std::uint32_t first_barrier, first_byte;  // their addresses, which the compiler would else find anew before each wait
+
+  __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) const {
+    return first_barrier + std::uint32_t(reinterpret_cast<const char*>(&barrier) - reinterpret_cast<const char*>(&barriers));
+  }
+  __device__ __forceinline__ std::uint32_t patch(std::uint32_t buffer) const {
+    return first_byte + buffer * std::uint32_t(job.patch_bytes);
+  }
+  __device__ __forceinline__ std::uint32_t weight(std::uint32_t stage) const {
+    return patch(std::uint32_t(job.patches)) + stage * std::uint32_t(job.stage_pairs * kLastPairBytes<Tile>);
+  }
+
+  __device__ __forceinline__ unsigned char* staging() const {
+    return memory + job.patches * job.patch_bytes + job.stages * job.stage_pairs * kLastPairBytes<Tile>;
+  }
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      if constexpr (Tile::kAlternates) {
+        for (int i = 0; i < 2; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
+      }
+      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), 1);
+      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kReaders);
+      for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
+      for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kReaders);
+      barriers_made();
+    }
+    __syncthreads();  // barriers are made
+  }
+
+  // One thread: the patches of all tiles of the block in order, each with the weights of its pairs behind it.
+  __device__ __forceinline__ void copy(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
+    await_previous();  // which packs the weights
+    Ring buffer(job.patches), stage(job.stages);
+    bool kept = false;  // the weights are there, and stay
+    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+      const LastPlace place = last_place(job, tile);
+      const std::int64_t own = std::int64_t(place.group) * job.column_tiles.value + place.column_tile;
+      for (std::int32_t chunk = place.first_chunk; chunk < place.first_chunk + place.chunks; ++chunk) {
+        const unsigned char* const weights = packed + (own * job.chunks + chunk) * job.pairs * kLastPairBytes<Tile>;
+        for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
+          const LastPatch& from = job.patch[q];
+          const std::uint32_t full = address(barriers.patch_full[buffer.at]);
+          barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
+          barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
+          if constexpr (Tile::kFromPlanes) {
+            copy_planes(source, place, chunk, patch(buffer.at), full);
+          } else {
+            copy_box(patch(buffer.at), source,
+                     {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+                      place.first[2] * job.axis[2].source_step + from.at[2],
+                      place.first[1] * job.axis[1].source_step + from.at[1],
+                      place.first[0] * job.axis[0].source_step + from.at[0], place.n},
+                     full);
+          }
+          if (kept) continue;
+          if constexpr (kWeights == LastWeights::kPacked) {
+            copy_weights(weights, job.patch[q - 1].end, from.end, stage);
+          } else {
+            copy_lying(lying, place, chunk * kChunk, job.patch[q - 1].end, from.end, stage);
+          }
+        }
+      }
+      kept = job.resident;
+    }
+  }
+  __device__ __forceinline__ void copy_planes(const BoxMap& source, const LastPlace& place, std::int32_t chunk, std::uint32_t to,
+                                              std::uint32_t full) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kM * 64 / kPixels; ++i) {
+      const std::int32_t pixel = place.first[2] + i / (64 / kPixels) * job.kept + i % (64 / kPixels) * kPixels;
+      copy_box(to + std::uint32_t(i * kChunk * 128), source,
+               {pixel, place.group * job.source_channels + chunk * kChunk, place.n, 0, 0}, full);
+    }
+  }
+  __device__ __forceinline__ void copy_weights(const unsigned char* weights, std::int32_t pair, std::int32_t end,
+                                               Ring& stage) const {
+    for (; pair < end; pair += job.stage_pairs, stage.next()) {
+      const std::int32_t pairs = end - pair < job.stage_pairs ? end - pair : job.stage_pairs;
+      const std::uint32_t full = address(barriers.full[stage.at]), bytes = std::uint32_t(pairs * kLastPairBytes<Tile>);
+      barrier_wait(address(barriers.empty[stage.at]), stage.parity ^ 1);
+      barrier_arrive_expecting(full, bytes);
+      copy_bulk(weight(stage.at), weights + std::int64_t(pair) * kLastPairBytes<Tile>, bytes, full);
+    }
+  }
+  // The same of weights that lie, from channel `source` of the reduction on.
+  __device__ __forceinline__ void copy_lying(const BoxMap& lying, const LastPlace& place, std::int32_t source, std::int32_t pair,
+                                             std::int32_t end, Ring& stage) const {
+    const std::int32_t first = place.column_tile * Tile::kColumns;
+    for (; pair < end; stage.next()) {
+      const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
+      const std::uint32_t full = address(barriers.full[stage.at]);
+      std::uint32_t to = weight(stage.at);
+      barrier_wait(address(barriers.empty[stage.at]), stage.parity ^ 1);
+      barrier_arrive_expecting(full, std::uint32_t((until - pair) * kLastPairBytes<Tile>));
+      for (; pair < until; ++pair) {
+        std::uint32_t tap = tap_of_pair(job.pair[pair]);
+        const std::int32_t w = std::int32_t(take(job.kernel_w, tap)), h = std::int32_t(take(job.kernel_h, tap)),
+                           d = std::int32_t(tap);
+        if constexpr (kByResult) {
+#pragma unroll
+          for (int column = 0; column < Tile::kColumns; column += kBoxColumns, to += kBoxColumns * kChunk * int(sizeof(Value)))
+            copy_box(to, lying, {first + column, w, h, d, place.group * job.source_channels + source}, full);
+        } else {
+          copy_box(to, lying, {source, w, h, d, place.group * std::int32_t(job.channels.value) + first}, full);
+          to += kLastPairBytes<Tile>;
+        }
+      }
+    }
+  }
+};
+#endif
+
+}  // namespace upfold::cuda

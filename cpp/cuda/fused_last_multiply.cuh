@@ -1,0 +1,232 @@
+// The products of a block of the fused method by boxes of channels, by its two warpgroups.
+#pragma once
+
+#include "fused_last_block.cuh"
+#include "fused_last_planes.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+// How products name their operands.
+template <typename Value, bool kByResult, bool kFromPlanes>
+struct LastOperandsOf {
+  using Type = Value;
+};
+template <typename Value>
+struct LastOperandsOf<Value, true, false> {
+  using Type = TurnedColumns<Value>;
+};
+template <typename Value>
+struct LastOperandsOf<Value, false, true> {
+  using Type = Turned<Value>;
+};
+
+template <typename Value, typename Tile, LastWeights kWeights>
+struct LastProducts : LastBlock<Value, Tile, kWeights> {
+  using Base = LastBlock<Value, Tile, kWeights>;
+  using Base::job, Base::barriers, Base::address, Base::patch, Base::weight, Base::kRowUnits, Base::kChunk, Base::kByResult,
+      Base::kBoxColumns, Base::kPixels;
+  using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
+  using Operands = typename LastOperandsOf<Value, kByResult, Tile::kFromPlanes && sizeof(Value) == 2>::Type;
+
+  // The products of a pair, whose phase is known where this is compiled.
+  static __device__ __forceinline__ void add(Sums& sums, int phase, const std::uint64_t (&positions)[Tile::kM],
+                                             std::uint32_t shift, std::uint64_t channels) {
+    constexpr std::uint32_t kStep = Tile::kFromPlanes ? 64 : 1;  // from vector to vector; of planes: rows of eight channels
+#pragma unroll
+    for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) {
+        const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep), of = channels + k * (kByResult ? kBoxColumns : 1);
+        WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][phase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
+      }
+    }
+  }
+
+  template <int kPhase>
+  __device__ __forceinline__ void add_pair(Sums& sums, std::uint32_t phase, const std::uint64_t (&positions)[Tile::kM],
+                                           std::uint32_t shift, std::uint64_t channels) const {
+    if constexpr (kPhase < Tile::kPhases) {
+      if (Tile::kPhases > 1 && phase != kPhase) return add_pair<kPhase + 1>(sums, phase, positions, shift, channels);
+      warpgroup_begin();
+      add(sums, kPhase, positions, shift, channels);
+      warpgroup_commit();
+    }
+  }
+
+  // The products of a chunk in all phases.
+  __device__ __forceinline__ void add_whole(Sums& sums, const std::uint64_t (&positions)[Tile::kM], std::uint32_t shift,
+                                            std::uint64_t channels) const {
+    warpgroup_begin();
+#pragma unroll
+    for (int phase = 0; phase < Tile::kPhases; ++phase)
+      add(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
+    warpgroup_commit();
+  }
+
+  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at, std::uint32_t group_pitch) {
+    return Tile::kVectors == 8 ? long_row_descriptor(at, group_pitch) : swizzled_descriptor(at, group_pitch);
+  }
+
+  static __device__ __forceinline__ std::uint64_t channels_descriptor(std::int32_t first) {
+    if constexpr (kByResult) {
+      return turned_columns_descriptor<kBoxColumns>(0, kChunk);
+    } else {
+      return descriptor(std::uint32_t(first) * kRowUnits, 8 * kRowUnits);
+    }
+  }
+
+  // Of a warpgroup: its first product of the tile's positions, and its first channel.
+  static __device__ __forceinline__ std::int32_t first_product(std::int32_t warpgroup) {
+    return Tile::kProducts > Tile::kM ? warpgroup * Tile::kM : 0;
+  }
+  static __device__ __forceinline__ std::int32_t first_channel(std::int32_t warpgroup) {
+    return Tile::kProducts > Tile::kM || Tile::kAlternates ? 0 : warpgroup * 64;
+  }
+
+  // Barriers of what the products before read; 0: none, or released.
+  struct Used {
+    std::uint32_t stage = 0, patch = 0;
+    __device__ __forceinline__ void release() {
+      if (threadIdx.x % 32 == 0 && stage != 0) barrier_arrive(stage);
+      if (threadIdx.x % 32 == 0 && patch != 0) barrier_arrive(patch);
+      stage = patch = 0;
+    }
+  };
+
+  // How far a warpgroup has come, and what its operands' descriptions have in common.
+  struct Reading {
+    std::uint64_t positions[Tile::kM], channels;
+    Ring buffer, stage;
+    Used used;
+  };
+  __device__ __forceinline__ Reading begin(std::int32_t warpgroup) const {
+    Reading at{{}, channels_descriptor(first_channel(warpgroup)), Ring(job.patches), Ring(job.stages), {}};
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+      const std::uint32_t row = std::uint32_t(job.rows[first_product(warpgroup) + m]);
+      at.positions[m] = Tile::kFromPlanes ? turned_descriptor(std::uint32_t(m * kChunk * 8))
+                                          : descriptor(row * kRowUnits, std::uint32_t(job.group_pitch) * kRowUnits);
+    }
+    return at;
+  }
+
+  // The products of chunks that are one stage of weights each, a pair of each phase (LastJob::whole): what stands between them is
+  // more than half of their time.
+  __device__ __forceinline__ void multiply_whole(Sums& sums, const LastPlace& place, Reading& at) const {
+    const std::uint32_t shift = rows_of_pair(job.pair[job.patch[job.first_patch[place.set]].end]);
+#pragma unroll 1
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
+      barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
+      barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
+      std::uint64_t positions[Tile::kM];
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(at.buffer.at));
+      add_whole(sums, positions, shift, at.channels + in_descriptor(weight(at.stage.at)));
+      warpgroup_wait<1>();
+      at.used.release();
+      at.used = {job.resident ? 0 : address(barriers.empty[at.stage.at]), address(barriers.patch_empty[at.buffer.at])};
+    }
+  }
+
+  // The same of planes of floats, whose rows come from registers, some steps of a chunk at a time: those of one are read while
+  // those of the one before are multiplied. Of eight channels of a step a lane has two neighbours (LastPackJob::spread), so that
+  // no two lanes meet in a bank.
+  static constexpr int kSteps = Tile::kM == 4 ? 1 : 2, kGroups = 4 / kSteps;
+  using Rows = std::uint32_t[kSteps][Tile::kM][4];
+  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::int32_t (&own)[4], int group) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          rows[step][m][i] = *reinterpret_cast<const std::uint32_t*>(patch + own[i] + m * 64 * kChunk * int(sizeof(Value)) +
+                                                                     (group * kSteps + step) * 8 * 128);
+      }
+    }
+  }
+  __device__ __forceinline__ void add_rows(Sums& sums, const Rows& rows, std::uint64_t channels, int group) const {
+    warpgroup_begin();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int phase = 0; phase < Tile::kPhases; ++phase) {
+        const std::uint64_t of = channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16 + (group * kSteps + step) * 2);
+#pragma unroll
+        for (int m = 0; m < Tile::kM; ++m) WarpgroupRows<Value, Tile::kSub8, 0>::add(sums[m][phase], rows[step][m], of);
+      }
+    }
+    warpgroup_commit();
+  }
+  // Where a lane's words of a product lie: rows lane / 4 and the eighth behind, of its first and of its second channel of eight.
+  static __device__ __forceinline__ void place_rows(std::int32_t (&own)[4]) {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32 % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int32_t pixel = warp % 2 * 16 + i % 2 * 8 + lane / 4, channel = lane % 4 * 2 + i / 2;
+      own[i] = warp / 2 * kChunk * 128 + channel * 128 + ((pixel / 4) ^ channel) * 16 + pixel % 4 * 4;
+    }
+  }
+  __device__ __forceinline__ void multiply_rows(Sums& sums, const LastPlace& place, const std::int32_t (&own)[4],
+                                                Reading& at) const {
+    Rows rows[2];
+#pragma unroll 1
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
+      barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
+      barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
+      const unsigned char* const from = this->memory + at.buffer.at * std::uint32_t(job.patch_bytes);
+      const std::uint64_t channels = at.channels + in_descriptor(weight(at.stage.at));
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        read_rows(rows[group % 2], from, own, group);
+        if (group == kGroups - 1) {
+          __syncwarp();  // everyone has read the patch
+          if (threadIdx.x % 32 == 0) barrier_arrive(address(barriers.patch_empty[at.buffer.at]));
+        }
+        add_rows(sums, rows[group % 2], channels, group);
+        warpgroup_wait<1>();  // the rows before are free
+        if (group == 0) at.used.release();
+      }
+      at.used.stage = job.resident ? 0 : address(barriers.empty[at.stage.at]);
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps * Tile::kM * 4; ++i)
+      keep(rows[i / 4 / Tile::kM / kSteps][i / 4 / Tile::kM % kSteps][i / 4 % Tile::kM][i % 4]);
+  }
+
+  // Each pair is a group of products of its own, committed where it is issued (a commit behind a branch would wait for all before
+  // it), and one more may be unfinished.
+  __device__ __forceinline__ void multiply_pairs(Sums& sums, const LastPlace& place, std::int32_t chunks, Reading& at) const {
+    Ring &buffer = at.buffer, &stage = at.stage;
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+      for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
+        std::int32_t pair = job.patch[q - 1].end;
+        const std::int32_t end = job.patch[q].end;
+        barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
+        std::uint64_t positions[Tile::kM];
+#pragma unroll
+        for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(buffer.at));
+        for (; pair < end; stage.next()) {
+          const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
+          barrier_wait(address(barriers.full[stage.at]), stage.parity);
+          std::uint64_t channels = at.channels + in_descriptor(weight(stage.at));
+#pragma unroll 1
+          do {
+            const std::uint32_t entry = job.pair[pair];
+            add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
+            channels += kLastPairBytes<Tile> / 16;
+            warpgroup_wait<1>();
+            at.used.release();
+          } while (++pair < until);
+          if (!job.resident) at.used.stage = address(barriers.empty[stage.at]);
+          if (pair == end) at.used.patch = address(barriers.patch_empty[buffer.at]);
+        }
+      }
+    }
+  }
+};
+#endif
+
+}  // namespace upfold::cuda
