@@ -1,0 +1,170 @@
+"""Tiles whose warpgroups take turns, and whose results the copy engine stores: many tiles of a block, of every kind of row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gpu import missing
+from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
+from upfold import cases, execute, modes
+from upfold.algorithms import REGISTRY, fused_last
+from upfold.dispatch import use_config
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+FUSED = REGISTRY["fused"]
+FIRST, COUNT = fused_last.FIRST + 18, 8
+TYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+
+
+def _like(name, **changes):
+    return dataclasses.replace(cases.find(name), **changes)
+
+
+# Kernel and stride equal: rows of results of 128 bytes, of 64, and of others (runs of 20, 14, 12 and 4 pixels); some of 64 pixels
+# left over, and more tiles than the blocks of any GPU take at a time.
+PLANES = {
+    "many tiles": _like("sam-64-32@128", batch=7),
+    "rows of 16": _like("sam-64-32@128", in_size=(21, 16), batch=40),
+    "rows of 14": _like("sam-64-32@128", in_size=(14, 14), batch=90, out_channels=72),
+    "rows of 20": _like("sam-256-64@64", in_size=(30, 20), batch=30),
+    "rows of 12": _like("sam-256-64@64", in_channels=72, in_size=(14, 12), batch=50),
+    "rows of 4": _like("sam-64-32@128", in_size=(4, 4), batch=60),
+    "four phases": _like("dpt-256-256@37", in_channels=96, out_channels=72, in_size=(24, 16), batch=12),
+    "groups": _like("sam-64-32@128", in_channels=128, out_channels=128, groups=2, in_size=(16, 32), batch=9),
+    "3d": _like("nnunet3d-64-32@64", in_size=(6, 10, 16), batch=9),
+    "flat kernel": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 10, 24), batch=7),
+}
+# Channels innermost: tiles of many samples and of parts of one, taps of several phases, planes of a box, and dense layers.
+INNERMOST = {
+    "many tiles": _like("sam-64-32@128", batch=7),
+    "odd rows": _like("dpt-256-256@37", in_channels=64, out_channels=64, in_size=(9, 37), batch=20),
+    "small maps": _like("dcgan-256-128@8", in_channels=64, in_size=(4, 4), batch=300),
+    "4x4": _like("dcgan-128-64@16", batch=50),
+    "stride 1": _like("seed2-square", in_size=(40, 60), batch=9),
+    "stride 3": _like("k5s3p1-64-64@128", in_size=(20, 30), batch=3),
+    "groups": _like("dcgan-128-64@16", groups=2, out_channels=128, batch=9),
+    "3d": _like("nnunet3d-64-32@64", in_size=(6, 10, 12), batch=9),
+    "planes": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 5, 8), batch=9),
+}
+
+# What is rounded once or twice differs by as much as a rounding.
+_CLOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-6},
+    torch.float16: {"rtol": 2e-3, "atol": 1e-4},
+    torch.bfloat16: {"rtol": 0.02, "atol": 1e-3},
+}
+FUNCTIONS = {"relu": torch.relu, "tanh": torch.tanh, "leaky_relu": torch.nn.functional.leaky_relu}
+
+
+def _configs(problem, device):
+    return [config for config in FUSED.configs(problem, device) if FIRST <= config < FIRST + COUNT]
+
+
+def _problem(x, w, b, case):
+    return describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
+
+
+@pytest.fixture(autouse=True)
+def tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+def _last(x):
+    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+
+@TYPES
+@pytest.mark.parametrize("name", PLANES)
+def test_planes_are_exact(name, dtype, device):
+    case = PLANES[name]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    for config in _configs(_problem(x, w, b, case), device):
+        with use_config(config):
+            for _ in range(2):
+                assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
+            assert_exact(ours((x, w, None), case.geometry, "fused"), reference((x, w, None), case.geometry), f"config {config}")
+
+
+@TYPES
+@pytest.mark.parametrize("name", INNERMOST)
+def test_channels_last_is_exact(name, dtype, device):
+    case = INNERMOST[name]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    x = _last(x)
+    for config in _configs(_problem(x, w, b, case), device):
+        with use_config(config):
+            for _ in range(2):
+                assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
+
+
+@TYPES
+@pytest.mark.parametrize("name", INNERMOST)
+def test_gradients_of_channels_last_are_exact(name, dtype, device):
+    case = INNERMOST[name]
+    x, w, _ = case.tensors(dtype, device, exact=True, bias=False)
+    shape = (case.batch, case.out_channels, *case.out_size)
+    g = exact_like(shape, case.out_channels // case.groups * w[0, 0].numel(), dtype).to(device)
+    size, arguments = tuple(x.shape[2:]), modes.positional(case.geometry)
+    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
+    g = _last(g)
+    for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
+        with use_config(config):
+            assert_exact(execute.conv(g, w, size, arguments, "fused"), want, f"config {config}")
+
+
+@TYPES
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_activations_are_those_of_the_layer_alone(layout, activation, dtype, device):
+    case = PLANES["many tiles"]
+    x, w, b = case.tensors(dtype, device, bias=True)
+    x = _last(x) if layout == "channels_last" else x
+    arguments = modes.positional(case.geometry)
+    function = FUNCTIONS[activation]
+    for config in _configs(_problem(x, w, b, case), device):
+        with use_config(config):
+            plain = execute.conv_transpose(x, w, b, arguments, "fused").float()
+            got = execute.conv_transpose(x, w, b, arguments, "fused", activation).float()
+        torch.testing.assert_close(got, function(plain), **_CLOSE[dtype])
+
+
+@TYPES
+def test_slices_leave_what_lies_beside_them(dtype, device):
+    """`out=` into channels of a larger tensor, in either layout."""
+    case = PLANES["rows of 16"]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = reference((x, w, b), case.geometry)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        own = x.contiguous(memory_format=layout)
+        for config in _configs(_problem(own, w, b, case), device):
+            big = torch.full((x.shape[0], 3 * want.shape[1], *want.shape[2:]), torch.nan, dtype=dtype, device=device)
+            big = big.contiguous(memory_format=layout)
+            inside = big[:, want.shape[1] : 2 * want.shape[1]]
+            with use_config(config):
+                ours((own, w, b), case.geometry, "fused", out=inside)
+            assert_exact(inside, want, f"config {config}")
+            assert big[:, : want.shape[1]].isnan().all(), config
+            assert big[:, 2 * want.shape[1] :].isnan().all(), config
+
+
+def test_every_tile_is_reached(device):
+    """By one of the layers above, in one of their types."""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("tiles of Hopper's")
+    found = set()
+    for case, layout in [*((case, False) for case in PLANES.values()), *((case, True) for case in INNERMOST.values())]:
+        for dtype in (torch.float32, torch.bfloat16):
+            x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+            found.update(_configs(_problem(_last(x) if layout else x, w, b, case), device))
+    assert found == set(range(FIRST, FIRST + COUNT))
