@@ -67,8 +67,8 @@ BoxMap describe_boxes(const BoxTensor& tensor, const void* address) {
       tensor.burst == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
   const CUresult status =
-      encode()(&map, type_of(tensor), 5, const_cast<void*>(address), sizes, strides, box, each,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(tensor.swizzle), burst, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode()(&map, type_of(tensor), 5, const_cast<void*>(address), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               swizzle_of(tensor.swizzle), burst, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error(concat("cuTensorMapEncodeTiled failed with ", int(status), ": boxes of ", tensor.box[0], " x ",
                                     tensor.box[1], " in ", tensor.sizes[0], " x ", tensor.sizes[1], " of ", tensor.strides[0],

@@ -39,6 +39,9 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastPlanesTile<__VA_ARGS__>>(),
                 UPFOLD_LAST_PLANES_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastToPlanesTile<__VA_ARGS__>>(),
+                    UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
 

@@ -16,8 +16,8 @@
 // other's shared memory.
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
-// multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that *alternate*
-// have tiles of their own: one multiplies while the other stores, as their patches follow one another.
+// multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that
+// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another.
 #pragma once
 
 #include "divide.cuh"
@@ -35,11 +35,9 @@ constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPi
 constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
 // Parts of the channels of a tile of planes that are stored one after another: of floats less room is left by weights that stay.
 constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
-// The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many, one
-// leaves room for weights that stay.
-constexpr int last_pieces_at_once(int row_bytes, int element) {
-  return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
-}
+// The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
+// one leaves room for weights that stay.
+constexpr int last_pieces_at_once(int row_bytes, int element) { return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2; }
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
@@ -51,7 +49,7 @@ struct LastTileBase {
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
-  static constexpr bool kAlternates = false, kFromPlanes = false;
+  static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false;
   static constexpr int kReaders = kWarps;  // warps that read a patch
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -68,12 +66,17 @@ struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors> {
   static constexpr bool kTurned = false, kAlternates = true;
   static constexpr int kProduct = 64, kProducts = kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8, kReaders = 4;
 };
-// The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in boxes
-// of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
+// The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in
+// boxes of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
 template <int kM, int kSub8, int kPhases>
 struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
-  static constexpr bool kFromPlanes = true;
+  static constexpr bool kFromPlanes = true, kToPlanes = true;
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
+};
+// And of sources whose channels are innermost, or are packed so, to results in planes.
+template <int kM, int kSub8, int kPhases, int kVectors>
+struct LastToPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors> {
+  static constexpr bool kToPlanes = true;
 };
 // kShared: both warpgroups take the same positions.
 template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors, bool kShared_>
@@ -113,12 +116,12 @@ struct LastJob {
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
   std::int32_t tile_patches, tile_stages;  // that a tile takes, where warpgroups alternate
-  bool whole;         // there: a tile's set has one patch, all phases a tap at the same shift, in the order of phases
+  bool whole;                     // there: a tile's set has one patch, all phases a tap at the same shift, in the order of phases
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
-  std::int32_t run, kept;         // of them that are stored as one row; those of 64 in whole runs
-  std::int32_t group_pitch;   // rows of a patch from 8 positions of a product to the next
-  bool flat, wide, resident;  // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
-  std::int16_t rows[8];       // of a patch, where 64 positions begin
+  std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs
+  std::int32_t group_pitch;       // rows of a patch from 8 positions of a product to the next
+  bool flat, wide, resident;      // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
+  std::int16_t rows[8];           // of a patch, where 64 positions begin
   // Where channels are not innermost: neighbouring phases whose results are one aligned vector, else 0; where they are none,
   // those that are staged together, or 0; and whether results of two neighbouring positions are an aligned vector.
   std::int32_t joined, staged;

@@ -76,12 +76,12 @@ struct LastBlock {
           if constexpr (Tile::kFromPlanes) {
             copy_planes(source, place, chunk, patch(buffer.at), full);
           } else {
-            copy_box(patch(buffer.at), source,
-                     {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
-                      place.first[2] * job.axis[2].source_step + from.at[2],
-                      place.first[1] * job.axis[1].source_step + from.at[1],
-                      place.first[0] * job.axis[0].source_step + from.at[0], place.n},
-                     full);
+            copy_box(
+                patch(buffer.at), source,
+                {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+                 place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
+                 place.first[0] * job.axis[0].source_step + from.at[0], place.n},
+                full);
           }
           if (kept) continue;
           if constexpr (kWeights == LastWeights::kPacked) {

@@ -56,7 +56,7 @@ struct LastStaged {
     }
   }
   __device__ __forceinline__ void add_bias(Sums& sums) const {
-    if constexpr (kHalves || Tile::kFromPlanes) {
+    if constexpr (kHalves || Tile::kToPlanes) {
       if (bias != nullptr) add_pairs(sums);
     } else {
       Values{job, place, bias, nullptr, nullptr}.add_bias(sums);

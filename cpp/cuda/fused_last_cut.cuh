@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::int64_t kMostLastCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
 constexpr std::int64_t kLastFixedBytes = 3 << 10;               // of barriers, and of the alignment of the first patch
-constexpr std::int64_t kMostTurnedStep = 64;              // so that eight positions are less than LastTurnedStore::Row holds
-constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;  // of an axis
+constexpr std::int64_t kMostTurnedStep = 64;                   // so that eight positions are less than LastTurnedStore::Row holds
+constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;       // of an axis
 constexpr std::int64_t kMostBoxBytes = std::int64_t(1) << 40;  // from element to element of an axis
-constexpr double kStoreBytesPerCycle = 20.0;              // and to it
-constexpr double kLoadBytesPerCycle = 40.0;               // of a multiprocessor, from the second-level cache
+constexpr double kStoreBytesPerCycle = 20.0;                   // and to it
+constexpr double kLoadBytesPerCycle = 40.0;                    // of a multiprocessor, from the second-level cache
 
 using Triple = std::array<std::int64_t, 3>;
 
@@ -87,7 +87,7 @@ class LastCutter {
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
-    if (tile_.planes ? !lies_in_planes() : tile_.alternates && !stores_boxes()) return false;
+    if (tile_.alternates && !(tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes())) return false;
     if (tile_.turned) {
       const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
       if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
@@ -96,8 +96,8 @@ class LastCutter {
     return p_.groups == 1 || source_channels() % chunk() == 0;
   }
 
-  // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a row
-  // follow one another, with those of a row of taps. Rows and pixels of all phases are there.
+  // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a
+  // row follow one another, with those of a row of taps. Rows and pixels of all phases are there.
   bool stores_boxes() const {
     const Strides& r = result_strides();
     const std::int64_t piece = kLastPieceRow / element_, steps = r.n | r.d | r.h | r.w;
@@ -109,7 +109,8 @@ class LastCutter {
     if (result_size_[1] % result_step_[1] != 0 || result_size_[2] % result_step_[2] != 0) return false;
     const std::int64_t planes = p_.batch * result_size_[0];
     if (p_.batch > 1 && result_size_[0] > 1 && r.n != result_size_[0] * r.d) return false;
-    return planes < kMostLastCount && std::max({r.n, r.d, r.h * result_step_[1], r.w * result_step_[2]}) * element_ < kMostBoxBytes;
+    return planes < kMostLastCount &&
+           std::max({r.n, r.d, r.h * result_step_[1], r.w * result_step_[2]}) * element_ < kMostBoxBytes;
   }
   // The same of a tile's positions: samples and planes of a box follow one another, and planes end with their sample.
   bool stores_box(std::int64_t planes, std::int64_t samples) const {
@@ -117,20 +118,25 @@ class LastCutter {
     return planes == 1 || (result_step_[0] == 1 && positions_[0] % planes == 0);
   }
 
+  // Whether axes of so many elements can be described behind one that is dense.
+  bool is_box(std::int64_t stride, std::int64_t size) const {
+    return size == 1 || (stride > 0 && stride * element_ % 16 == 0 && stride * element_ < kMostBoxBytes);
+  }
+  // Whether results lie in planes of whole vectors, and the tile's phases are those of the width.
+  bool stores_planes() const {
+    const Strides& r = result_strides();
+    const std::int64_t *sizes = result_size_.data(), channels = result_channels(), step = result_step_[2];
+    if (!aligned_ || r.w != 1 || r.c == 1 || tile_.phases != step || sizes[2] < step) return false;
+    const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
+    return is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) && is_box(r.c, channels * p_.groups) && is_box(r.n, p_.batch) &&
+           (p_.groups == 1 || channels % part == 0);
+  }
   // Whether x and y lie in planes of whole vectors, and each pixel has results of its own, of which whole runs make a row.
   bool lies_in_planes() const {
-    const Strides &x = p_.x, &y = p_.y;
-    if (!forward_ || !aligned_ || !is_equal() || tile_.phases != p_.stride_w) return false;
+    const Strides& x = p_.x;
+    if (!forward_ || !aligned_ || !is_equal()) return false;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
-    const auto is_box = [this](std::int64_t stride, std::int64_t size) {
-      return size == 1 || (stride > 0 && stride * element_ % 16 == 0 && stride * element_ < kMostBoxBytes);
-    };
-    const bool source = is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch);
-    const bool result = y.w == 1 && is_box(y.h, p_.out_h) && is_box(y.d, p_.out_d) && is_box(y.c, p_.out_channels) &&
-                        is_box(y.n, p_.batch);
-    // A part of the channels of a tile ends with its group.
-    const std::int64_t part = tile_.columns / last_planes_parts(int(element_));
-    return source && result && run_of_planes() > 0 && (p_.groups == 1 || result_channels() % part == 0);
+    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes() && run_of_planes() > 0;
   }
   // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole vectors.
   std::int64_t run_of_planes() const {
@@ -254,7 +260,7 @@ class LastCutter {
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
-      if (tile_.planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_ / last_planes_parts(int(element_));
+      if (tile_.to_planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_ / last_planes_parts(int(element_));
       const int row = tile_.columns * tile_.phases * int(element_);
       return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
@@ -266,7 +272,7 @@ class LastCutter {
   // Cycles of all tiles, but for what does not depend on the cut.
   bool cost_of(Cut& cut) const {
     const Triple patch = cut.patch();
-    if (tile_.alternates && !stores_box(cut.box[0], cut.samples)) return false;
+    if (tile_.alternates && !tile_.to_planes && !stores_box(cut.box[0], cut.samples)) return false;
     double tiles = double(ceil_div(p_.batch, cut.samples));
     for (int i = 0; i < 3; ++i) {
       if ((patch[i] - 1) * source_step_[i] + 1 > kMostBox) return false;
@@ -299,7 +305,8 @@ class LastCutter {
   bool choose() {
     if (tile_.planes) {  // pixels of a sample in their order
       const std::int64_t kept = 64 / run_of_planes() * run_of_planes();
-      best_.box = {1, 1, kept * tile_.products}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(), best_.cost = 0;
+      best_.box = {1, 1, kept * tile_.products}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(),
+      best_.cost = 0;
       positions_ = {1, 1, positions_[0] * positions_[1] * positions_[2]};
       return positions_[2] < kMostLastCount;
     }
@@ -320,9 +327,10 @@ class LastCutter {
 
   // Rows of the patch follow one another: tiles of any size.
   void try_dense(Cut cut) {
-    const std::int64_t grain = tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
-    for (std::int64_t w = std::min(ceil_div(positions_[2], grain) * grain, tile_rows()); w > 0; w -= grain) {
-      if (!is_fair(positions_[2], w, grain)) continue;
+    const std::int64_t grain = tile_.to_planes ? 8 : tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
+    const std::int64_t most = tile_.to_planes ? tile_rows() : std::min(ceil_div(positions_[2], grain) * grain, tile_rows());
+    for (std::int64_t w = most; w > 0; w -= grain) {
+      if (tile_.to_planes ? (w & (w - 1)) != 0 || w < 8 : !is_fair(positions_[2], w, grain)) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));

@@ -33,7 +33,7 @@ struct LastStores<Value, Tile, kPlanes, false, true> {
 };
 
 #if UPFOLD_WARPGROUPS
-template <typename Value, typename Tile, bool kFromPlanes>
+template <typename Value, typename Tile, bool kToPlanes>
 struct LastBoxesOf {
   using Type = LastBoxStore<Value, Tile>;
 };
@@ -48,7 +48,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   using Base::job, Base::barriers, Base::memory, Base::first_byte, Base::address, Base::staging;
   using typename Base::Reading;
   static constexpr bool kFromRows = Tile::kFromPlanes && sizeof(Value) == 4;
-  using Boxes = typename LastBoxesOf<Value, Tile, Tile::kFromPlanes>::Type;
+  using Boxes = typename LastBoxesOf<Value, Tile, Tile::kToPlanes>::Type;
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
@@ -61,7 +61,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     } else {
       // With products of phases behind branches too, or as one of two ways, the compiler would let none run beside another.
       std::int32_t chunks = place.chunks;
-      if constexpr (Tile::kAlternates && Tile::kPhases == 1) {
+      if constexpr (Tile::kAlternates && Tile::kPhases == 1 && !Tile::kToPlanes) {
         if (job.whole) this->multiply_whole(sums, place, at), chunks = 0;
       }
       this->multiply_pairs(sums, place, chunks, at);
@@ -138,8 +138,8 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
 };
 #endif
 
-// `other` describes weights that lie, or the result that is stored as boxes. Elsewhere an empty kernel, which has no shared memory
-// of its own: by that the host knows.
+// `other` describes weights that lie, or the result that is stored as boxes. Elsewhere an empty kernel, which has no shared
+// memory of its own: by that the host knows.
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_last_kernel(const __grid_constant__ LastJob job, const __grid_constant__ BoxMap source,

@@ -43,6 +43,13 @@ constexpr int kFirstTurned = 9;
   DO(23, Value, 2, 8, 2)                    \
   DO(24, Value, 4, 4, 2)                    \
   DO(25, Value, 1, 8, 4)
+// And those that store planes: kM, kSub8, kPhases, kVectors.
+#define UPFOLD_LAST_TO_PLANES_TILES(DO, Value) \
+  DO(26, Value, 4, 4, 1, 8)                    \
+  DO(27, Value, 4, 8, 1, 8)                    \
+  DO(28, Value, 2, 16, 1, 8)                   \
+  DO(29, Value, 2, 8, 2, 8)                    \
+  DO(30, Value, 4, 4, 2, 8)
 constexpr int kFirstAlternating = 18;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
@@ -61,8 +68,12 @@ constexpr int kFirstAlternating = 18;
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastAlternatingTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastPlanesTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TO_PLANES(Value) UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_PLANES(Value) UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) \
+  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \

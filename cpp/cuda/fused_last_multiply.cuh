@@ -37,7 +37,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
 #pragma unroll
       for (int m = 0; m < Tile::kM; ++m) {
-        const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep), of = channels + k * (kByResult ? kBoxColumns : 1);
+        const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep),
+                            of = channels + k * (kByResult ? kBoxColumns : 1);
         WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][phase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
       }
     }
@@ -134,7 +135,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   // no two lanes meet in a bank.
   static constexpr int kSteps = Tile::kM == 4 ? 1 : 2, kGroups = 4 / kSteps;
   using Rows = std::uint32_t[kSteps][Tile::kM][4];
-  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::int32_t (&own)[4], int group) {
+  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::int32_t (&own)[4],
+                                                   int group) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

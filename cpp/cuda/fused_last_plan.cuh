@@ -1,7 +1,7 @@
 // The planner of the fused method by boxes of channels; host code, for one source.
 #pragma once
 
-#include "fused_last_cut.cuh"
+#include "fused_last_alternate.cuh"
 
 namespace upfold::cuda {
 namespace {
@@ -12,7 +12,7 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 // Cycles (H200): of a product over those that it takes by itself, and of one beside them; of blocks that wait for each other, and
 // of 16 bytes of sums that a thread has from another block.
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
-constexpr double kLeastKeeping = 0.9;  // of the blocks at once, where each keeps its weights
+constexpr double kLeastKeeping = 0.9;    // of the blocks at once, where each keeps its weights
 constexpr std::int64_t kLeastAhead = 3;  // patches beside weights that stay
 constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
 // Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
@@ -24,10 +24,10 @@ constexpr std::int64_t kGroupBlocks = 16, kGroups = 7;
 // 17 MB with weights of 4 MB 39 and 36; k4 s2 of 17 MB 54 and 51).
 constexpr std::int64_t kMostLyingResults = 24 << 20, kMostLyingTimes = 4;
 
-class LastPlanner : LastCutter {
+class LastPlanner : LastAlternator {
  public:
   LastPlanner(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, std::int64_t cap)
-      : LastCutter(p, tile, shared_bytes, alignment % 16 == 0), cap_(cap) {}
+      : LastAlternator(p, tile, shared_bytes, alignment % 16 == 0), cap_(cap) {}
 
   LastPlan plan() {
     plan_.possible = sizes() && list_pairs() && choose() && tables() && buffers() && weights();
@@ -108,7 +108,7 @@ class LastPlanner : LastCutter {
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
     if (tile_.turned) store_turned();
-    if (r.c != 1 && !tile_.turned && !tile_.planes) job.joined = joined();
+    if (r.c != 1 && !tile_.turned && !tile_.to_planes) job.joined = joined();
     // Float32 of one phase too: two rows of 16 results of a warp are less than four of eight.
     if (job.joined == 1 && r.w == 1 && (result_step_[2] > 1 || element_ == 4)) job.staged = staged();
     job.paired = job.joined == 1 && element_ == 2 && result_step_[2] == 1 && r.w == 1 && best_.box[2] % 2 == 0 &&
@@ -215,45 +215,11 @@ class LastPlanner : LastCutter {
       (can_patch && (wants_patch || !can_stage)) ? ++patches : ++stages;
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
-    if (tile_.alternates) {
-      if (!are_sets_alike()) return false;
-      job.tile_patches = std::int32_t(job.first_patch[1]) * job.chunks;
-      job.tile_stages = std::int32_t(stages_of(0)), job.whole = is_whole();
-      if (tile_.planes && !job.whole) return false;
-      tile_.planes ? describe_planes() : describe_result();
-    }
+    if (tile_.alternates && !alternate()) return false;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
     return true;
   }
-  // Whether blocks that keep their set have as much to multiply as others.
-  bool are_sets_alike() const {
-    const LastJob& job = plan_.job;
-    const auto end = [&](std::int64_t set) { return std::int64_t(job.patch[job.first_patch[set]].end); };
-    for (std::int64_t set = 0; set < sets_; ++set) {
-      const bool patches = job.first_patch[set + 1] - job.first_patch[set] == job.first_patch[1];
-      if (!patches || end(set + 1) - end(set) != end(1) || stages_of(set) != stages_of(0)) return false;
-    }
-    return true;
-  }
-  bool is_whole() const {
-    const LastJob& job = plan_.job;
-    bool whole = job.stage_pairs == tile_.phases && plan_.patches == sets_ && std::int64_t(pairs_.size()) == sets_ * tile_.phases;
-    for (std::size_t i = 0; i < pairs_.size() && whole; ++i) {
-      const std::size_t first = i / std::size_t(tile_.phases) * std::size_t(tile_.phases);
-      whole = (job.pair[i] >> 16 & 0xf) == i - first && (job.pair[i] & 0xffff) == (job.pair[first] & 0xffff);
-    }
-    return whole;
-  }
-  // Of the weights of a set.
-  std::int64_t stages_of(std::int64_t set) const {
-    const LastJob& job = plan_.job;
-    std::int64_t stages = 0;
-    for (std::int64_t q = job.first_patch[set] + 1; q <= job.first_patch[set + 1]; ++q)
-      stages += ceil_div(job.patch[q].end - job.patch[q - 1].end, job.stage_pairs);
-    return stages * job.chunks;
-  }
-
   bool weights() {
     const LastJob& job = plan_.job;
     LastPackJob& pack = plan_.pack;
@@ -262,7 +228,9 @@ class LastPlanner : LastCutter {
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
     const std::int64_t count =
         p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
-    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat, pack.in_order = tile_.turned || tile_.planes || (tile_.alternates && element_ == 2), pack.spread = tile_.planes && element_ == 4;
+    pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat,
+    pack.in_order = tile_.turned || tile_.to_planes || (tile_.alternates && element_ == 2),
+    pack.spread = tile_.planes && element_ == 4;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
     pack.by_channel = job.flat || pack.w_result == 1;
@@ -280,7 +248,8 @@ class LastPlanner : LastCutter {
   bool lie() {
     const LastJob& job = plan_.job;
     const Strides& w = p_.w;
-    if (element_ != 2 || tile_.turned || tile_.alternates || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1) return false;
+    if (element_ != 2 || tile_.turned || tile_.alternates || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1)
+      return false;
     const std::int64_t columns = out_channels_per_group(p_), pixels = result_size_[0] * result_size_[1] * result_size_[2];
     const std::int64_t results = p_.batch * pixels * result_channels() * p_.groups * element_;
     if (results > kMostLyingResults + kMostLyingTimes * p_.in_channels * columns * kernel_taps(p_) * element_) return false;
@@ -332,45 +301,6 @@ class LastPlanner : LastCutter {
     const bool flat =
         (s.w == 1 || source_size_[2] == 1) && (s.h == flat_h || source_size_[1] == 1) && (s.d == flat_d || source_size_[0] == 1);
     job.lines = flat && (s.n | s.c | pixels) % whole == 0;
-  }
-
-  // Pixels of a step along the width are channels of one, rows of a step along the height an axis, and planes and samples one.
-  void describe_result() {
-    const Strides& r = result_strides();
-    const std::int64_t h = result_step_[1], w = result_step_[2], planes = result_size_[0];
-    BoxTensor& tensor = plan_.result;
-    tensor = {p_.dtype,
-              {w * r.w, result_size_[2] / w, h, result_size_[1] / h, p_.batch * planes},
-              {w * r.w, r.h, h * r.h, planes > 1 ? r.d : r.n},
-              {std::int32_t(kLastPieceRow / element_), std::int32_t(best_.box[2]), 1, std::int32_t(best_.box[1]),
-               std::int32_t(best_.box[0] * best_.samples)},
-              kLastPieceRow,
-              256};
-    for (std::int64_t& stride : tensor.strides) stride = stride == 0 ? 16 : stride * element_;  // 0: of one element, never stepped
-    tensor.rounds = false;
-  }
-
-  // Of planes: pixels, channels and samples of x; pixels of a row, rows, planes, channels and samples of y.
-  void describe_planes() {
-    LastJob& job = plan_.job;
-    const Strides &x = p_.x, &y = p_.y;
-    const auto bytes = [this](std::int64_t stride, std::int64_t size) { return size == 1 ? 16 : stride * element_; };
-    job.plane_row = make_divisor(p_.in_w), job.plane_rows = make_divisor(p_.in_h), job.run = std::int32_t(run_of_planes());
-    job.kept = 64 / job.run * job.run;
-    plan_.source = {p_.dtype,
-                    {positions_[2], p_.in_channels, p_.batch, 1, 1},
-                    {bytes(x.c, p_.in_channels), bytes(x.n, p_.batch), 16, 16},
-                    {std::int32_t(128 / element_), std::int32_t(chunk()), 1, 1, 1},
-                    128,
-                    256};
-    const std::int32_t row = job.run * tile_.phases, bytes_of_row = row * std::int32_t(element_);
-    plan_.result = {p_.dtype,
-                    {p_.out_w, p_.out_h, p_.out_d, p_.out_channels, p_.batch},
-                    {bytes(y.h, p_.out_h), bytes(y.d, p_.out_d), bytes(y.c, p_.out_channels), bytes(y.n, p_.batch)},
-                    {row, 1, 1, tile_.columns / last_planes_parts(int(element_)), 1},
-                    bytes_of_row == 128 || bytes_of_row == 64 ? bytes_of_row : 16,
-                    256};
-    plan_.result.rounds = false;
   }
 
   void describe_source(const Strides& s) {

@@ -11,13 +11,13 @@ namespace upfold::cuda {
 
 struct LastTileSize {
   int m, columns, phases, blocks, vectors, threads;
-  int product, products;  // positions of a product; products of other positions
-  bool turned, alternates, planes;
+  int product, products;                       // positions of a product; products of other positions
+  bool turned, alternates, planes, to_planes;  // planes: of the source
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
-  return {Tile::kM,       Tile::kColumns, Tile::kPhases,   Tile::kBlocks, Tile::kVectors,
-          Tile::kThreads, Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates, Tile::kFromPlanes};
+  return {Tile::kM,       Tile::kColumns,  Tile::kPhases, Tile::kBlocks,     Tile::kVectors,    Tile::kThreads,
+          Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates, Tile::kFromPlanes, Tile::kToPlanes};
 }
 
 struct LastPlan {

@@ -1,6 +1,6 @@
-// The end of tiles of the fused method by boxes of channels whose positions are pixels of a plane: results are turned on their way
-// through shared memory, and the copy engine stores runs of a row, in some of the tile's channels at a time.
-//   staging  [warpgroup][run of pixels][channel][results of the run]   swizzled where those are 64 or 128 bytes
+// The end of tiles of the fused method by boxes of channels to results in planes: they are turned on their way through shared
+// memory, and the copy engine stores runs of a row, in some of the tile's channels at a time.
+//   staging  [warpgroup][run of positions][channel][results of the run]   swizzled where those are 64 or 128 bytes
 #pragma once
 
 #include "fused_last_boxes.cuh"
@@ -13,7 +13,9 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
   using Base = LastStaged<Value, Tile>;
   using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::is_first, Base::meet_warpgroup;
   using typename Base::Sums;
-  static constexpr int kPixelBytes = Tile::kPhases * int(sizeof(Value)), kWords = kPixelBytes / 4;
+  static constexpr int kPixelBytes = Tile::kPhases * int(sizeof(Value));
+  static constexpr int kWords = kPixelBytes < 4 ? 1 : kPixelBytes / 4;
+  static constexpr bool kPairs = kPixelBytes == 2;  // a word has two positions
   static constexpr int kParts = last_planes_parts(int(sizeof(Value))), kEights = Tile::kSub8 / kParts, kColumns = 8 * kEights;
   static constexpr int kStaged = Tile::kRows * kColumns * kPixelBytes;
   static_assert(kEights > 0, "channels of a part");
@@ -22,11 +24,19 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
   static __device__ __forceinline__ void words_of(const Sums& sums, int m, int eight, int of, std::uint32_t (&words)[kWords]) {
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
-      if constexpr (sizeof(Value) == 2) {
+      if constexpr (kPairs) {
+        // Of two lanes with neighbouring positions one takes the first channel of both, the other the second.
+        const std::uint32_t own = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][0][eight][of]),
+                                                      Base::template end<kRelu>(sums[m][0][eight][of + 1]));
+        const std::uint32_t other = __shfl_xor_sync(~0u, own, 4);
+        words[word] = lane() & 4 ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
+      } else if constexpr (sizeof(Value) == 2) {
         words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][2 * word][eight][of]),
                                           Base::template end<kRelu>(sums[m][2 * word + 1][eight][of]));
       } else {
-        words[word] = __float_as_uint(Base::template end<kRelu>(sums[m][word][eight][of]));
+        float v = Base::template end<kRelu>(sums[m][word][eight][of]);
+        pin(v);  // else the compiler stores sums while it takes others of them for unfinished, and lets no products overlap
+        words[word] = __float_as_uint(v);
       }
     }
   }
@@ -40,19 +50,19 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
     }
   }
 
-  // Of rows of kRow bytes; 0: of others, in order. A lane holds pixels lane / 4 and the eighth behind it, channels 2 * (lane % 4) and
-  // the next of each eight.
+  // Of rows of kRow bytes; 0: of others, in order. A lane holds positions lane / 4 and the eighth behind it, channels 2 * (lane %
+  // 4) and the next of each eight.
   template <int kRow, bool kRelu, int kPart>
   __device__ __forceinline__ void write(const Sums& sums) const {
     const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4, run = kRow > 0 ? kRow / kPixelBytes : job.run;
     const std::int32_t row = kRow > 0 ? kRow : job.run * kPixelBytes, runs = kRow > 0 ? 64 / run : job.kept / run;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int32_t pixel = warp * 16 + half * 8 + lane() / 4, byte = pixel % run * kPixelBytes;
-      if (kRow == 0 && pixel >= job.kept) continue;
+      const std::int32_t pixel = warp * 16 + half * 8 + (kPairs ? lane() / 8 * 2 : lane() / 4), byte = pixel % run * kPixelBytes;
+      if (kRow == 0 && !kPairs && pixel >= job.kept) continue;
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const std::int32_t channel = lane() % 4 * 2 + odd;
+      for (int odd = 0; odd < (kPairs ? 1 : 2); ++odd) {
+        const std::int32_t channel = lane() % 4 * 2 + (kPairs ? lane() / 4 % 2 : odd);
         const std::int32_t swizzle = kRow == 128 ? channel % 8 : kRow == 64 ? channel / 2 % 4 : 0;
         unsigned char* const own =
             staging + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
@@ -73,12 +83,23 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
         place.group * std::int32_t(job.channels.value) + place.column_tile * Tile::kColumns + part * kColumns;
     std::uint32_t from = shared_address(staging);
 #pragma unroll 1
-    for (std::int32_t run = 0; run < Tile::kM * job.kept; run += job.run, from += std::uint32_t(job.run * kPixelBytes * kColumns)) {
-      std::uint32_t rest = std::uint32_t(place.first[2] + run);
-      const std::int32_t w = std::int32_t(take(job.plane_row, rest)), h = std::int32_t(take(job.plane_rows, rest));
+    for (std::int32_t run = 0; run < Tile::kM * job.kept;
+         run += job.run, from += std::uint32_t(job.run * kPixelBytes * kColumns)) {
+      std::int32_t at[3], n = place.n;
+      if constexpr (Tile::kFromPlanes) {
+        std::uint32_t rest = std::uint32_t(place.first[2] + run);
+        at[2] = std::int32_t(take(job.plane_row, rest)), at[1] = std::int32_t(take(job.plane_rows, rest));
+        at[0] = std::int32_t(rest);
+      } else {
+        std::uint32_t rest = std::uint32_t(run);
+#pragma unroll
+        for (int i = 2; i >= 0; --i) at[i] = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
+        if (rest >= job.tile_n.value) return;  // the tile has fewer
+        n += std::int32_t(rest);
+      }
       store_box(result, from,
-                {w * Tile::kPhases, h * job.axis[1].result_step + phase.at[1],
-                 std::int32_t(rest) * job.axis[0].result_step + phase.at[0], channel, place.n});
+                {at[2] * Tile::kPhases, at[1] * job.axis[1].result_step + phase.at[1],
+                 at[0] * job.axis[0].result_step + phase.at[0], channel, n});
     }
   }
 

@@ -1,0 +1,103 @@
+// What tiles of the fused method by boxes of channels need whose warpgroups alternate: how far one passes over what the other
+// takes, and the results that the copy engine stores; host code, for one source.
+#pragma once
+
+#include "fused_last_cut.cuh"
+
+namespace upfold::cuda {
+namespace {
+
+class LastAlternator : protected LastCutter {
+ protected:
+  using LastCutter::LastCutter;
+
+  bool alternate() {
+    LastJob& job = plan_.job;
+    job.whole = is_whole();
+    if (!are_sets_alike() || (tile_.planes && !job.whole)) return false;
+    job.tile_patches = std::int32_t(job.first_patch[1]) * job.chunks, job.tile_stages = std::int32_t(stages_of(0));
+    if (tile_.planes) describe_planes();
+    tile_.to_planes ? describe_planes_of_result() : describe_result();
+    return true;
+  }
+
+  // Whether blocks that keep their set have as much to multiply as others.
+  bool are_sets_alike() const {
+    const LastJob& job = plan_.job;
+    const auto end = [&](std::int64_t set) { return std::int64_t(job.patch[job.first_patch[set]].end); };
+    for (std::int64_t set = 0; set < sets_; ++set) {
+      const bool patches = job.first_patch[set + 1] - job.first_patch[set] == job.first_patch[1];
+      if (!patches || end(set + 1) - end(set) != end(1) || stages_of(set) != stages_of(0)) return false;
+    }
+    return true;
+  }
+  bool is_whole() const {
+    const LastJob& job = plan_.job;
+    bool whole = job.stage_pairs == tile_.phases && plan_.patches == sets_ && std::int64_t(pairs_.size()) == sets_ * tile_.phases;
+    for (std::size_t i = 0; i < pairs_.size() && whole; ++i) {
+      const std::size_t first = i / std::size_t(tile_.phases) * std::size_t(tile_.phases);
+      whole = (job.pair[i] >> 16 & 0xf) == i - first && (job.pair[i] & 0xffff) == (job.pair[first] & 0xffff);
+    }
+    return whole;
+  }
+  // Of the weights of a set.
+  std::int64_t stages_of(std::int64_t set) const {
+    const LastJob& job = plan_.job;
+    std::int64_t stages = 0;
+    for (std::int64_t q = job.first_patch[set] + 1; q <= job.first_patch[set + 1]; ++q)
+      stages += ceil_div(job.patch[q].end - job.patch[q - 1].end, job.stage_pairs);
+    return stages * job.chunks;
+  }
+
+ private:
+  // Pixels of a step along the width are channels of one, rows of a step along the height an axis, and planes and samples one.
+  void describe_result() {
+    const Strides& r = result_strides();
+    const std::int64_t h = result_step_[1], w = result_step_[2], planes = result_size_[0];
+    BoxTensor& tensor = plan_.result;
+    tensor = {p_.dtype,
+              {w * r.w, result_size_[2] / w, h, result_size_[1] / h, p_.batch * planes},
+              {w * r.w, r.h, h * r.h, planes > 1 ? r.d : r.n},
+              {std::int32_t(kLastPieceRow / element_), std::int32_t(best_.box[2]), 1, std::int32_t(best_.box[1]),
+               std::int32_t(best_.box[0] * best_.samples)},
+              kLastPieceRow,
+              256};
+    for (std::int64_t& stride : tensor.strides)
+      stride = stride == 0 ? 16 : stride * element_;  // 0: of one element, never stepped
+    tensor.rounds = false;
+  }
+
+  std::int64_t axis_bytes(std::int64_t stride, std::int64_t size) const { return size == 1 ? 16 : stride * element_; }
+  // Pixels, channels and samples of x.
+  void describe_planes() {
+    const Strides& x = p_.x;
+    plan_.job.plane_row = make_divisor(p_.in_w), plan_.job.plane_rows = make_divisor(p_.in_h);
+    plan_.source = {p_.dtype,
+                    {positions_[2], p_.in_channels, p_.batch, 1, 1},
+                    {axis_bytes(x.c, p_.in_channels), axis_bytes(x.n, p_.batch), 16, 16},
+                    {std::int32_t(128 / element_), std::int32_t(chunk()), 1, 1, 1},
+                    128,
+                    256};
+  }
+  // Pixels of a row, rows, planes, channels and samples: runs of positions are stored as rows of 128 or 64 bytes, or of fewer.
+  void describe_planes_of_result() {
+    LastJob& job = plan_.job;
+    const Strides& r = result_strides();
+    const std::int64_t channels = result_channels() * p_.groups, pixel = tile_.phases * element_;
+    std::int64_t run = std::min<std::int64_t>(best_.box[2], 128 / pixel);
+    if (tile_.planes) run = run_of_planes();
+    job.run = std::int32_t(run), job.kept = tile_.planes ? 64 / job.run * job.run : 64;
+    const std::int32_t row = std::int32_t(run * tile_.phases), bytes = std::int32_t(run * pixel);
+    plan_.result = {p_.dtype,
+                    {result_size_[2], result_size_[1], result_size_[0], channels, p_.batch},
+                    {axis_bytes(r.h, result_size_[1]), axis_bytes(r.d, result_size_[0]), axis_bytes(r.c, channels),
+                     axis_bytes(r.n, p_.batch)},
+                    {row, 1, 1, tile_.columns / last_planes_parts(int(element_)), 1},
+                    bytes == 128 || bytes == 64 ? bytes : 16,
+                    256};
+    plan_.result.rounds = false;
+  }
+};
+
+}  // namespace
+}  // namespace upfold::cuda
