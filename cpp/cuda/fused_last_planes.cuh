@@ -79,8 +79,9 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
 
   __device__ __forceinline__ void begin_stores(int part) const {
     const LastPhase phase = job.phases[place.set * Tile::kPhases];
-    const std::int32_t channel =
-        place.group * std::int32_t(job.channels.value) + place.column_tile * Tile::kColumns + part * kColumns;
+    const std::int32_t column = place.column_tile * Tile::kColumns + part * kColumns;
+    const std::int32_t channel = place.group * std::int32_t(job.channels.value) + column;
+    if (column >= job.columns) return;  // of another group, or of none
     std::uint32_t from = shared_address(staging);
 #pragma unroll 1
     for (std::int32_t run = 0; run < Tile::kM * job.kept;

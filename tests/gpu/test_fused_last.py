@@ -136,7 +136,8 @@ def test_slices_of_planes_are_exact(name, dtype, device):
         big = torch.full([size + 9 for size in want.shape], torch.nan, dtype=dtype, device=device)
         inside = big[tuple(slice(first[axis == want.dim() - 1], None) for axis in range(want.dim()))]
         inside = inside[tuple(slice(0, size) for size in want.shape)]
-        for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        arguments = tuple(geometry_arguments(case.geometry).values())
+        for config in _configs(execute.describe_conv_transpose(x, w, b, arguments, None, inside)[0], device):
             inside.fill_(torch.nan)
             with use_config(config):
                 assert_exact(ours((x, w, b), case.geometry, "fused", out=inside), want, f"config {config}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda
+from . import cuda, fused_alternating
 from .base import Enqueue
 
 # The number of its first tile among the configs of `fused`.
@@ -43,22 +43,23 @@ _EQUAL = (1.06, 1.14, 1.03, 1.06, 1.2, 1.16, 1.0, 0.92, 1.07)
 # Of float32 rounded to TF32, and of 16-bit values.
 _RATES = (
     _Rates(5.9, 756, 0.753, 45, 110, 28.0, 21.8, 21.2, 0.275, 0.634, 0.586, 1.35, 2000, 30, 1.58, 0.05,
-           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6) + (1.0,) * 13, _EQUAL + (1.0,) * 17),
+           (0.95, 0.87, 1.17, 0.72, 1.11, 1.27, 1.14, 0.665, 1.34, 0.76, 0.65, 1.18, 0.98, 1.29, 0.68, 1.72, 1.54, 0.6), _EQUAL),
     _Rates(5.6, 514, 0.784, 48, 117, 13.9, 10.2, 17.2, 0.183, 0.794, 0.75, 1.76, 2000, 30, 1.69, 0.05,
-           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6) + (1.0,) * 13, _EQUAL + (1.0,) * 17),
+           (0.94, 0.85, 1.20, 0.655, 1.10, 1.33, 1.18, 0.665, 1.38, 0.74, 0.61, 1.08, 1.02, 1.35, 0.65, 1.8, 1.56, 0.6), _EQUAL),
 )  # fmt: skip
 # Of 16-bit values whose weights are copied as they lie: fitted to every tile of 50 layers (11 % off near the fastest tile, which
 # the choice is 0.8 % behind).
 _LYING = _Rates(4.1, 514, 0.678, 35, 85, 43.7, 0, 0, 0.277, 0, 0.75, 1.76, 2030, 29, 1.19, 0.72,
-                (1.003, 0.766, 1.191, 0.627, 0.979, 1.249, 1.111, 0.668, 1.575) + (1.0,) * 17,
-                (1.132, 1.413, 1.078, 1.091, 1.117, 1.135, 0.898, 0.884, 0.975) + (1.0,) * 17)  # fmt: skip
+                (1.003, 0.766, 1.191, 0.627, 0.979, 1.249, 1.111, 0.668, 1.575),
+                (1.132, 1.413, 1.078, 1.091, 1.117, 1.135, 0.898, 0.884, 0.975))  # fmt: skip
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
-_TURNED, _ALTERNATING = 9, 18
+_TURNED = 9
 _CYCLES = 1755.0  # of a microsecond
 # Times as long, where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel
 # and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
 # bits); and where the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
+_IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
 # whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
@@ -83,10 +84,6 @@ def enqueue(planned: Any, problem: Problem) -> Enqueue:
     return gradient
 
 
-def _is_turned(config: int) -> bool:
-    return _TURNED <= config < _ALTERNATING
-
-
 def _in_order(problem: Problem) -> bool:
     """Whether channels are innermost in the result."""
     return (problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides)[1] == 1
@@ -108,7 +105,7 @@ def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float
     forward = problem.operator is Operator.CONV_TRANSPOSE
     if _in_order(problem):
         return rates.equal[config] if forward and problem.kernel_size == problem.stride else 1.0
-    if not forward or _is_turned(config):
+    if not forward or config >= _TURNED:
         return 1.0
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:
@@ -144,15 +141,22 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         if problem.batch == 0:
             predicted[FIRST + config] = _RATES[size == 2].call
             continue
-        tiles, products, copied, resident, splits, packed, source = call(problem, FIRST + config, device).work
+        work = fused_alternating.Work(*call(problem, FIRST + config, device).work)
+        tiles, products, copied, resident, splits, packed, source = work
+        if config >= fused_alternating.FIRST:
+            rates, tile_sizes = _RATES[size == 2], (rows, columns, phases, blocks, vectors)
+            time = fused_alternating.microseconds(problem, config, tile_sizes, work, multiprocessors)
+            time += 1e-6 * (packed * rates.packed + source * rates.source) + (rates.launch if source else 0.0)
+            predicted[FIRST + config] = time * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
+            continue
         rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
-        if _is_turned(config):
+        if config >= _TURNED:
             store, tile = rows * columns * phases * size / rates.turned * _turned(problem, phases), _TURNED_TILE
         if splits > 1:
-            share = 1 / min(splits, _TURNED_SHARES if _is_turned(config) else columns * size // 64)
+            share = 1 / min(splits, _TURNED_SHARES if config >= _TURNED else columns * size // 64)
             store, tile = store * share, tile + rates.split + rows * columns * phases * 4 * splits * share / rates.shared
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
@@ -162,5 +166,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         time += 1e-6 * (packed * rates.packed + source * rates.source)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least)
-        predicted[FIRST + config] *= _TURNED_CAUTION if _is_turned(config) else 1.0
+        predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
+        if size == 4 and config < _TURNED and _in_order(problem):
+            predicted[FIRST + config] *= _IN_ORDER
     return predicted
