@@ -34,10 +34,12 @@ constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four chan
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
 constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
 // Parts of the channels of a tile of planes that are stored one after another: of floats less room is left by weights that stay.
-constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
+UPFOLD_INLINE constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
 // The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
 // one leaves room for weights that stay.
-constexpr int last_pieces_at_once(int row_bytes, int element) { return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2; }
+UPFOLD_INLINE constexpr int last_pieces_at_once(int row_bytes, int element) {
+  return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
+}
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16

@@ -16,7 +16,7 @@ constexpr std::int64_t kLastFixedBytes = 3 << 10;               // of barriers, 
 constexpr std::int64_t kMostTurnedStep = 64;                   // so that eight positions are less than LastTurnedStore::Row holds
 constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;       // of an axis
 constexpr std::int64_t kMostBoxBytes = std::int64_t(1) << 40;  // from element to element of an axis
-constexpr std::int64_t kSector = 32;                          // bytes of memory that are written together
+constexpr std::int64_t kSector = 32;                           // bytes of memory that are written together
 constexpr double kStoreBytesPerCycle = 20.0;                   // and to it
 constexpr double kLoadBytesPerCycle = 40.0;                    // of a multiprocessor, from the second-level cache
 
@@ -141,8 +141,8 @@ class LastCutter {
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
     return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes() && run_of_planes() > 0;
   }
-  // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole sectors, of
-  // which parts are stored 2.5 times as slowly (H200: rows of 112 bytes, 294 us where tiles with other ends take 179).
+  // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole sectors,
+  // of which parts are stored 2.5 times as slowly (H200: rows of 112 bytes, 294 us where tiles with other ends take 179).
   std::int64_t run_of_planes() const {
     const std::int64_t pixel = tile_.phases * element_;
     for (const std::int64_t row : {128, 64})
