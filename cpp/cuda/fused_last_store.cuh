@@ -94,7 +94,7 @@ struct LastStore {
   __device__ __forceinline__ Row row_at(std::int32_t number) const { return last_row(job, place, number); }
   // The thread's row number `half`, of two in each 64 positions.
   __device__ __forceinline__ Row row_of(int half) const {
-    const std::int32_t warp = std::int32_t(threadIdx.x) / 32, block = (Tile::kAlternates ? 0 : warp / 4 * Tile::kM) + half / 2;
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32, block = warp / 4 * Tile::kM + half / 2;
     return row_at(block * 64 + warp % 4 * 16 + half % 2 * 8 + lane() / 4);
   }
   __device__ __forceinline__ Target target_of(std::int32_t d, std::int32_t h, std::int32_t w) const {
@@ -239,7 +239,7 @@ struct LastStore {
 #pragma unroll
         for (int i = 0; i < kPatterns; ++i) {
           const std::int32_t position = (i * 32 + lane()) % kLine / kJoin;
-          const Row row = row_at(((Tile::kAlternates ? 0 : warp / 4 * Tile::kM) + m) * 64 + warp % 4 * 16 + position);
+          const Row row = row_at((warp / 4 * Tile::kM + m) * 64 + warp % 4 * 16 + position);
           offsets[i] = row.offset + target.offset, exists[i] = target.is_in(row);
         }
 #pragma unroll
