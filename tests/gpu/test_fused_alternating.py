@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+from every_config import forward_is_exact, gradient_is_exact
 
 from gpu import missing
-from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
+from oracle import assert_exact, describe, geometry_arguments, ours, reference
 from upfold import cases, execute, modes
 from upfold.algorithms import REGISTRY, fused_last
 from upfold.dispatch import use_config
@@ -89,43 +90,20 @@ def _last(x):
 @TYPES
 @pytest.mark.parametrize("name", PLANES)
 def test_planes_are_exact(name, dtype, device):
-    case = PLANES[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    want = reference((x, w, b), case.geometry)
-    for config in _configs(_problem(x, w, b, case), device):
-        with use_config(config):
-            for _ in range(2):
-                assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
-            assert_exact(ours((x, w, None), case.geometry, "fused"), reference((x, w, None), case.geometry), f"config {config}")
+    forward_is_exact(PLANES[name], dtype, device, torch.Tensor.contiguous, _configs)
 
 
 @TYPES
 @pytest.mark.parametrize("name", INNERMOST)
 def test_channels_last_is_exact(name, dtype, device):
-    case = INNERMOST[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    want = reference((x, w, b), case.geometry)
-    x = _last(x)
-    for config in _configs(_problem(x, w, b, case), device):
-        with use_config(config):
-            for _ in range(2):
-                assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
+    forward_is_exact(INNERMOST[name], dtype, device, _last, _configs)
 
 
 @TYPES
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("storage", [torch.Tensor.contiguous, _last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", INNERMOST)
-def test_gradients_are_exact(name, layout, dtype, device):
-    case = INNERMOST[name]
-    x, w, _ = case.tensors(dtype, device, exact=True, bias=False)
-    shape = (case.batch, case.out_channels, *case.out_size)
-    g = exact_like(shape, case.out_channels // case.groups * w[0, 0].numel(), dtype).to(device)
-    size, arguments = tuple(x.shape[2:]), modes.positional(case.geometry)
-    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
-    g = _last(g) if layout == "channels_last" else g
-    for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
-        with use_config(config):
-            assert_exact(execute.conv(g, w, size, arguments, "fused"), want, f"config {config}")
+def test_gradients_are_exact(name, storage, dtype, device):
+    gradient_is_exact(INNERMOST[name], dtype, device, storage, _configs)
 
 
 @TYPES

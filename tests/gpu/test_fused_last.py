@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from every_config import forward_is_exact, gradient_is_exact
 
 import upfold
 from gpu import missing
@@ -81,28 +82,14 @@ def _configs(problem, device):
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_storage_is_exact(name, storage, dtype, device):
-    case = cases.find(name).scaled(LIMIT)
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    x = STORAGES[storage](x)
-    want = reference((x, w, b), case.geometry)
-    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
-        with use_config(config):
-            assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+    forward_is_exact(cases.find(name).scaled(LIMIT), dtype, device, STORAGES[storage], _configs)
 
 
 @TYPES
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_any_storage_are_exact(name, storage, dtype, device):
-    case = cases.find(name).scaled(LIMIT)
-    x, w, _ = case.tensors(dtype, device, exact=True, bias=False)
-    shape = (case.batch, case.out_channels, *case.out_size)
-    g = STORAGES[storage](exact_like(shape, case.out_channels // case.groups * w[0, 0].numel(), dtype).to(device))
-    size, arguments = tuple(x.shape[2:]), modes.positional(case.geometry)
-    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
-    for config in _configs(execute.describe_conv(g, w, size, arguments)[0], device):
-        with use_config(config):
-            assert_exact(execute.conv(g, w, size, arguments, "fused"), want)
+    gradient_is_exact(cases.find(name).scaled(LIMIT), dtype, device, STORAGES[storage], _configs)
 
 
 # Results of every way in which turned tiles store: rows that are whole vectors or not, phases that are a row's, a part of one, or
