@@ -130,6 +130,7 @@ class LastCutter {
     if (!aligned_ || r.w != 1 || r.c == 1 || tile_.phases != step || sizes[2] < step) return false;
     // Stores of boxes cut a row behind its last vector, not behind its last element.
     if (sizes[2] * element_ % 16 != 0) return false;
+    if (channels % 8 != 0) return false;                                         // lanes read the bias in eights
     const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
     return is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) && is_box(r.c, channels * p_.groups) && is_box(r.n, p_.batch) &&
            (p_.groups == 1 || channels % part == 0);
