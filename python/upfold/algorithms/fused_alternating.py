@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..problem import DTYPE_BYTES, Problem
+from . import cuda
 
 # The first of these among the tiles of boxes; those of a kind follow one another.
 FIRST = 18
 _FIRST_OF_PLANES, _FIRST_TO_PLANES = 22, 26
-_CYCLES = 1755.0  # of a microsecond
 
 
 class _Rates(NamedTuple):
@@ -50,7 +50,7 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
     store = rows * columns * phases * size / rates.stored + rates.tile
     turns = -(-work.tiles // multiprocessors)
-    time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / _CYCLES
+    time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
     least = 1e-6 * problem.bytes * rates.memory
     return _AGAINST_OTHERS[kind][size == 2] * (rates.call + max(time, least) + rates.beside * min(time, least))
 

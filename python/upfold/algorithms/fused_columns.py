@@ -33,7 +33,6 @@ _RATES = (
     _Rates(5.0, 110, 700, 120, 0.2, 20.0, 0.25, 0.6),
 )
 _ONE_BY_ONE = 3.0  # times a turn, of kernels whose outputs are summed one by one
-_CYCLES = 1755.0  # of a microsecond
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -58,7 +57,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         blocks, resident, walks, steps, products, turns, copied = call(problem, FIRST + config, device).work
         alone = walks * steps * (max(products * rates.product, turns * turn) + rates.step)
-        alone *= (1.0 + rates.share * max(0, resident - 1)) / _CYCLES
-        moved = max(copied / blocks * resident / (rates.copied * _CYCLES), 1e-6 * problem.bytes * rates.memory)
+        alone *= (1.0 + rates.share * max(0, resident - 1)) / cuda.CYCLES
+        moved = max(copied / blocks * resident / (rates.copied * cuda.CYCLES), 1e-6 * problem.bytes * rates.memory)
         predicted[FIRST + config] = rates.call + max(alone, moved) + rates.beside * min(alone, moved)
     return predicted

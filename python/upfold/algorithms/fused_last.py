@@ -54,7 +54,6 @@ _LYING = _Rates(4.1, 514, 0.678, 35, 85, 43.7, 0, 0, 0.277, 0, 0.75, 1.76, 2030,
                 (1.132, 1.413, 1.078, 1.091, 1.117, 1.135, 0.898, 0.884, 0.975))  # fmt: skip
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
 _TURNED = 9
-_CYCLES = 1755.0  # of a microsecond
 # Times as long, where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel
 # and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
 # bits); and where the packed source is beyond the cap, so that samples run in parts.
@@ -161,7 +160,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
             waves = rates.alone
-        time = waves * (multiply + load + store + tile) / _CYCLES
+        time = waves * (multiply + load + store + tile) / cuda.CYCLES
         time *= _storing(problem, config, phases, rates) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
         time += 1e-6 * (packed * rates.packed + source * rates.source)
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)

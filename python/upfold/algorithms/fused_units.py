@@ -31,7 +31,6 @@ _RATES = (
     _Rates(3.5, 610, 395, 32, 9.6, 0.25),
 )
 _PIXELS = 1.42  # times as long where channels are innermost in y
-_CYCLES = 1755.0  # of a microsecond
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -58,7 +57,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         blocks, resident, tiles, filled, products = call(problem, FIRST + config, device).work
         tile = max(64 * columns * size / rates.stored, products * columns / 64 * rates.product)
         waves = -(-blocks // (multiprocessors * resident))
-        time = waves * (rates.block + filled * rates.fill + resident * tiles * tile) / _CYCLES
+        time = waves * (rates.block + filled * rates.fill + resident * tiles * tile) / cuda.CYCLES
         time *= _PIXELS if problem.y_strides[1] == 1 else 1.0
         predicted[FIRST + config] = rates.call + max(time, 1e-6 * problem.bytes * rates.memory)
     return predicted

@@ -42,7 +42,6 @@ _RATES = (
            (0.79, 0.85, 0.96, 1.08, 1.01, 0.86, 0.95, 1.06)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
-_CYCLES = 1755.0  # of a microsecond
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -69,7 +68,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
         waves = -(-blocks // multiprocessors) * launches
-        time = waves * (rates.block + length * tile / _CYCLES)
+        time = waves * (rates.block + length * tile / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory
         scratch = 1e-6 * (packed * rates.packed + partial * rates.partial + weights * rates.weight)
         scratch += rates.launch * launches if packed else 0.0
