@@ -42,6 +42,9 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastToPlanesTile<__VA_ARGS__>>(),
                     UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastTransposingTile<__VA_ARGS__>>(),
+                        UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
 
@@ -94,7 +97,8 @@ FusedLastWork FusedLastCall::work() const {
   const LastJob& job = plan_->job;
   const std::int64_t sets = job.sets.value;
   const double chunks = double(job.chunks) / double(job.splits.value) / double(sets);
-  return {std::int64_t(job.tiles),        job.pairs * chunks,  double(plan_->patches) * chunks * job.box_bytes, job.resident,
+  const double copied = double(plan_->patches) * chunks * double(plan_->patch_copied);
+  return {std::int64_t(job.tiles),        job.pairs * chunks,  copied, job.resident,
           std::int64_t(job.splits.value), plan_->packed_bytes, plan_->source_bytes / plan_->batch * job.batch};
 }
 

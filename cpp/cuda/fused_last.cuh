@@ -28,18 +28,22 @@
 namespace upfold::cuda {
 
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
-constexpr int kMostLastBuffers = 8, kMostLastStages = 32;
+constexpr int kMostLastBuffers = 8, kMostLastStages = 32, kMostLastPieces = 4;
 constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
 // Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
 constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
-// Parts of the channels of a tile of planes that are stored one after another: of floats less room is left by weights that stay.
+// Parts of the channels of a tile that are stored to planes one after another: of floats less room is left by weights that stay.
 UPFOLD_INLINE constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
-// The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
-// one leaves room for weights that stay.
-UPFOLD_INLINE constexpr int last_pieces_at_once(int row_bytes, int element) {
-  return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
+// The buffers in which parts take turns: one, where two would leave too little for patches and weights, or the part is the tile.
+UPFOLD_INLINE constexpr int last_planes_buffers(int columns, int element) { return element == 4 && columns <= 64 ? 2 : 1; }
+// Bytes that a part of a warpgroup's results takes on its way: of boxes, or of lines of a channel, each 16 bytes longer than its
+// results, so that lanes of neighbouring channels do not meet in a bank.
+UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pixel_bytes, int element) {
+  const int channels = columns / last_planes_parts(element), bytes = channels * (rows * pixel_bytes + 16);
+  return (bytes + 1023) / 1024 * 1024;
 }
+constexpr int kLastPieceVectors = 4;  // of channels of planes that warps of a block transpose at a time
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
@@ -51,8 +55,8 @@ struct LastTileBase {
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
-  static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false;
-  static constexpr int kReaders = kWarps;  // warps that read a patch
+  static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false;
+  static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
 };
@@ -79,6 +83,12 @@ struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
 template <int kM, int kSub8, int kPhases, int kVectors>
 struct LastToPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors> {
   static constexpr bool kToPlanes = true;
+};
+// And of sources in planes whose boxes of some channels are transposed to patches by warps beside the one that copies.
+template <int kM, int kSub8, int kPhases, int kVectors>
+struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors> {
+  static constexpr bool kTransposes = true;
+  static constexpr int kWriters = 3, kCopyRegisters = 56, kMultiplyRegisters = 224;
 };
 // kShared: both warpgroups take the same positions.
 template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors, bool kShared_>
@@ -117,8 +127,13 @@ struct LastJob {
   std::int32_t folded;                           // channels of a pixel of the source, which has stride_w pixels in one; else 0
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
-  std::int32_t tile_patches, tile_stages;  // that a tile takes, where warpgroups alternate
-  bool whole;                     // there: a tile's set has one patch, all phases a tap at the same shift, in the order of phases
+  bool whole;  // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
+  bool loose;  // there: results in planes that are no boxes are stored by lanes, in words where they begin at such
+  bool words;
+  // Of planes that are transposed: bytes of a box, boxes at once, pixels of their rows, and those that a row of the patch has of
+  // them; its rows; and by what a lane's pixels are counted: those of a row of the patch, or, of 16 bits, eights of a box's.
+  std::int32_t piece_bytes, pieces, pixels, patch_width, patch_lines;
+  Divisor piece_row;
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
   std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs
   std::int32_t group_pitch;       // rows of a patch from 8 positions of a product to the next
@@ -137,6 +152,7 @@ struct LastJob {
   Activation activation;
   float slope;
   std::uint16_t first_patch[kMostLastSets + 1];
+  std::uint16_t set_stages[kMostLastSets];  // of a chunk of the weights of a set
   LastPhase phases[kMostLastPhases];      // [set][kPhases]
   LastPatch patch[kMostLastPatches + 1];  // behind one that ends with no pairs
   std::uint32_t pair[kMostLastPairs];     // rows of the patch; from bit 16 on the phase in its set, from bit 20 on the tap
@@ -167,6 +183,26 @@ UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   return place;
 }
 
+// The patches of a block's tiles, in the order in which they are multiplied; no reduction is split.
+struct LastCursor {
+  LastPlace place;
+  std::uint32_t tile;
+  std::int32_t chunk, patch;  // patch: its number among those of the job
+
+  __device__ __forceinline__ bool has_ended(const LastJob& job) const { return tile >= job.tiles; }
+  __device__ __forceinline__ void start(const LastJob& job, std::uint32_t first) {
+    for (tile = first; tile < job.tiles; tile += gridDim.x) {
+      place = last_place(job, tile), chunk = 0, patch = job.first_patch[place.set] + 1;
+      if (patch <= job.first_patch[place.set + 1]) return;  // else no tap reaches its results
+    }
+  }
+  __device__ __forceinline__ void next(const LastJob& job) {
+    if (++patch <= job.first_patch[place.set + 1]) return;
+    patch = job.first_patch[place.set] + 1;
+    if (++chunk == job.chunks) start(job, tile + gridDim.x);
+  }
+};
+
 // The channel that column `column` of a product of packed weights holds, counted in a run of as many columns as four lanes own in
 // 16 bytes each: so that what a lane holds of a row, two neighbouring columns of each 8, are neighbouring channels.
 template <int kSize>
@@ -176,8 +212,20 @@ UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {
   return column - in_run + lane * kOwn + eight * 2 + in_run % 2;
 }
 
+// What another warpgroup takes of patches and of stages for a tile.
+struct LastTaken {
+  std::int32_t patches, stages;
+};
+UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
+  take(job.splits, tile), take(job.column_tiles, tile);
+  const std::uint32_t set = take(job.sets, tile);
+  return {(job.first_patch[set + 1] - job.first_patch[set]) * job.chunks, job.set_stages[set] * job.chunks};
+}
+
 struct LastBarriers {
   std::uint64_t turn[2];  // of warpgroups that alternate
+  std::uint64_t piece_full[kMostLastPieces], piece_empty[kMostLastPieces];  // of planes that are transposed
+  alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
 };
 

@@ -14,9 +14,9 @@ class LastAlternator : protected LastCutter {
   bool alternate() {
     LastJob& job = plan_.job;
     job.whole = is_whole();
-    if (!are_sets_alike() || (tile_.planes && !job.whole)) return false;
-    job.tile_patches = std::int32_t(job.first_patch[1]) * job.chunks, job.tile_stages = std::int32_t(stages_of(0));
+    if (tile_.planes && !job.whole) return false;
     if (tile_.planes) describe_planes();
+    if (tile_.transposes) describe_transposed();
     tile_.to_planes ? describe_planes_of_result() : describe_result();
     return true;
   }
@@ -68,6 +68,24 @@ class LastAlternator : protected LastCutter {
   }
 
   std::int64_t axis_bytes(std::int64_t stride, std::int64_t size) const { return size == 1 ? 16 : stride * element_; }
+  // Of planes that are transposed to patches: pixels of a row, channels, rows, planes and samples.
+  void describe_transposed() {
+    LastJob& job = plan_.job;
+    const Strides& s = source_strides();
+    const Triple patch = best_.patch();
+    const std::int64_t channels = source_channels() * p_.groups, pixels = piece_pixels(best_);
+    job.pixels = std::int32_t(pixels), job.patch_width = std::int32_t(patch[2]);
+    job.patch_lines = std::int32_t(best_.rows / patch[2]);
+    job.piece_row = make_divisor(element_ == 2 ? pixels / 8 : patch[2]);
+    plan_.source = {p_.dtype,
+                    {source_size_[2], channels, source_size_[1], source_size_[0], p_.batch},
+                    {axis_bytes(s.c, channels), axis_bytes(s.h, source_size_[1]), axis_bytes(s.d, source_size_[0]),
+                     axis_bytes(s.n, p_.batch)},
+                    {std::int32_t(pixels), std::int32_t(kLastPieceVectors * 16 / element_), std::int32_t(patch[1]),
+                     std::int32_t(patch[0]), std::int32_t(best_.samples)},
+                    16,
+                    256};
+  }
   // Pixels, channels and samples of x.
   void describe_planes() {
     const Strides& x = p_.x;
@@ -84,6 +102,11 @@ class LastAlternator : protected LastCutter {
     LastJob& job = plan_.job;
     const Strides& r = result_strides();
     const std::int64_t channels = result_channels() * p_.groups, pixel = tile_.phases * element_;
+    job.loose = !stores_boxes_of_planes();
+    if (job.loose) {
+      job.kept = 64, job.words = element_ == 4 || (r.n | r.c | r.d | r.h | result_size_[2]) % 2 == 0;
+      return;
+    }
     std::int64_t run = std::min<std::int64_t>(best_.box[2], 128 / pixel);
     if (tile_.planes) run = run_of_planes();
     job.run = std::int32_t(run), job.kept = tile_.planes ? 64 / job.run * job.run : 64;

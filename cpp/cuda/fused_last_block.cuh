@@ -2,6 +2,7 @@
 //   patch    [buffers][row of the patch][16 bytes of channels]          swizzled
 //            [buffers][products][channel][64 pixels]                    swizzled; of 16-bit planes
 //            [buffers][products][2][channel][32 pixels]                 swizzled; of planes of floats
+//   piece    [pieces][depth, height][64 bytes of channels][pixels]      of planes that warps transpose to patches
 //   weight   [stages][pair][column][16 bytes of source channels]        swizzled; if packed, columns by channel_of_column
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
@@ -40,8 +41,14 @@ struct LastBlock {
     return patch(std::uint32_t(job.patches)) + stage * std::uint32_t(job.stage_pairs * kLastPairBytes<Tile>);
   }
 
-  __device__ __forceinline__ unsigned char* staging() const {
-    return memory + job.patches * job.patch_bytes + job.stages * job.stage_pairs * kLastPairBytes<Tile>;
+  __device__ __forceinline__ std::int32_t staging_byte() const {
+    return job.patches * job.patch_bytes + job.stages * job.stage_pairs * kLastPairBytes<Tile>;
+  }
+  __device__ __forceinline__ unsigned char* staging() const { return memory + staging_byte(); }
+  __device__ __forceinline__ std::uint32_t piece(std::uint32_t buffer) const {
+    constexpr int kSize = int(sizeof(Value)), kBuffers = 2 * last_planes_buffers(Tile::kColumns, kSize);
+    constexpr int kPart = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases * kSize, kSize);
+    return first_byte + std::uint32_t(staging_byte() + kBuffers * kPart) + buffer * std::uint32_t(job.piece_bytes);
   }
 
   __device__ __forceinline__ void make_barriers() const {
@@ -49,7 +56,11 @@ struct LastBlock {
       if constexpr (Tile::kAlternates) {
         for (int i = 0; i < 2; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
       }
-      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), 1);
+      if constexpr (Tile::kTransposes) {
+        for (int i = 0; i < job.pieces; ++i) barrier_make(address(barriers.piece_full[i]), 1);
+        for (int i = 0; i < job.pieces; ++i) barrier_make(address(barriers.piece_empty[i]), Tile::kWriters);
+      }
+      for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), Tile::kWriters);
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kReaders);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kReaders);
@@ -70,19 +81,7 @@ struct LastBlock {
         const unsigned char* const weights = packed + (own * job.chunks + chunk) * job.pairs * kLastPairBytes<Tile>;
         for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
           const LastPatch& from = job.patch[q];
-          const std::uint32_t full = address(barriers.patch_full[buffer.at]);
-          barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
-          barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
-          if constexpr (Tile::kFromPlanes) {
-            copy_planes(source, place, chunk, patch(buffer.at), full);
-          } else {
-            copy_box(
-                patch(buffer.at), source,
-                {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
-                 place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
-                 place.first[0] * job.axis[0].source_step + from.at[0], place.n},
-                full);
-          }
+          copy_patch(source, place, chunk, from, buffer);
           if (kept) continue;
           if constexpr (kWeights == LastWeights::kPacked) {
             copy_weights(weights, job.patch[q - 1].end, from.end, stage);
@@ -92,6 +91,21 @@ struct LastBlock {
         }
       }
       kept = job.resident;
+    }
+  }
+  __device__ __forceinline__ void copy_patch(const BoxMap& source, const LastPlace& place, std::int32_t chunk,
+                                             const LastPatch& from, const Ring& buffer) const {
+    const std::uint32_t full = address(barriers.patch_full[buffer.at]);
+    barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
+    barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
+    if constexpr (Tile::kFromPlanes) {
+      copy_planes(source, place, chunk, patch(buffer.at), full);
+    } else {
+      copy_box(patch(buffer.at), source,
+               {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+                place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
+                place.first[0] * job.axis[0].source_step + from.at[0], place.n},
+               full);
     }
   }
   __device__ __forceinline__ void copy_planes(const BoxMap& source, const LastPlace& place, std::int32_t chunk, std::uint32_t to,

@@ -19,6 +19,8 @@ constexpr std::int64_t kMostBoxBytes = std::int64_t(1) << 40;  // from element t
 constexpr std::int64_t kSector = 32;                           // bytes of memory that are written together
 constexpr double kStoreBytesPerCycle = 20.0;                   // and to it
 constexpr double kLoadBytesPerCycle = 40.0;                    // of a multiprocessor, from the second-level cache
+constexpr double kTransposedBytesPerCycle = 20.0;              // to patches, by warps
+constexpr std::int64_t kLeastPieces = 2;                       // of planes that are transposed
 
 using Triple = std::array<std::int64_t, 3>;
 
@@ -89,6 +91,7 @@ class LastCutter {
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
     if (tile_.alternates && !(tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes())) return false;
+    if (tile_.transposes && !can_transpose()) return false;
     if (tile_.turned) {
       const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
       if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
@@ -123,24 +126,38 @@ class LastCutter {
   bool is_box(std::int64_t stride, std::int64_t size) const {
     return size == 1 || (stride > 0 && stride * element_ % 16 == 0 && stride * element_ < kMostBoxBytes);
   }
-  // Whether results lie in planes of whole vectors, and the tile's phases are those of the width.
+  // Whether results lie in planes, and the tile's phases are those of the width.
   bool stores_planes() const {
     const Strides& r = result_strides();
-    const std::int64_t *sizes = result_size_.data(), channels = result_channels(), step = result_step_[2];
-    if (!aligned_ || r.w != 1 || r.c == 1 || tile_.phases != step || sizes[2] < step) return false;
-    // Stores of boxes cut a row behind its last vector, not behind its last element.
-    if (sizes[2] * element_ % 16 != 0) return false;
+    const std::int64_t channels = result_channels(), step = result_step_[2];
+    if (r.w != 1 || r.c == 1 || tile_.phases != step || result_size_[2] < step) return false;
     if (channels % 8 != 0) return false;                                         // lanes read the bias in eights
     const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
-    return is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) && is_box(r.c, channels * p_.groups) && is_box(r.n, p_.batch) &&
-           (p_.groups == 1 || channels % part == 0);
+    return p_.groups == 1 || channels % part == 0;
   }
-  // Whether x and y lie in planes of whole vectors, and each pixel has results of its own, of which whole runs make a row.
+  // Whether those are stored as boxes: planes of whole vectors.
+  bool stores_boxes_of_planes() const {
+    const Strides& r = result_strides();
+    const Triple& sizes = result_size_;
+    // Stores of boxes cut a row behind its last vector, not behind its last element.
+    return aligned_ && tile_.phases != 3 && sizes[2] * element_ % 16 == 0 && is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) &&
+           is_box(r.c, result_channels() * p_.groups) && is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
+  }
+  // Whether x lies in planes of whole vectors, and each pixel has results of its own.
   bool lies_in_planes() const {
     const Strides& x = p_.x;
     if (!forward_ || !aligned_ || !is_equal()) return false;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
-    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes() && run_of_planes() > 0;
+    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes();
+  }
+  // Whether boxes of some channels of the source can be described, pixels of a row innermost.
+  bool can_transpose() const {
+    const Strides& s = source_strides();
+    const Triple& sizes = source_size_;
+    if (!aligned_ || folded_ || s.w != 1 || s.c == 1) return false;
+    for (const std::int64_t step : source_step_)
+      if (step != 1) return false;
+    return is_box(s.h, sizes[1]) && is_box(s.d, sizes[0]) && is_box(s.c, source_channels() * p_.groups) && is_box(s.n, p_.batch);
   }
   // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole sectors,
   // of which parts are stored 2.5 times as slowly (H200: rows of 112 bytes, 294 us where tiles with other ends take 179).
@@ -223,6 +240,7 @@ class LastCutter {
     Triple box{}, halo{};
     std::int64_t samples = 1, patches = 0, rows = 0;
     std::int64_t beside = 1;  // products of a row, each 8 positions wide, else 1
+    std::int64_t skip = 0;    // pixels that boxes of planes begin ahead of a patch, at most
     double cost = -1;
     Triple patch() const { return {box[0] + halo[0], box[1] + halo[1], box[2] + halo[2]}; }
     bool is_dense() const { return halo[0] == 0 && halo[1] == 0 && halo[2] == 0; }
@@ -262,10 +280,31 @@ class LastCutter {
     return {low, high};
   }
 
+  // Where boxes of planes begin at whole vectors.
+  std::int64_t most_skip(const std::vector<std::size_t>& ends) const {
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      const std::int64_t low = range(i == 0 ? 0 : ends[i - 1], ends[i], 2).first;
+      most = std::max(most, low - floor_div(low, 16 / element_) * (16 / element_));
+    }
+    return most;
+  }
+  // Pixels of a row of such a box: an odd number of vectors.
+  std::int64_t piece_pixels(const Cut& cut) const {
+    const std::int64_t vectors = ceil_div(cut.skip + cut.patch()[2], 16 / element_);
+    return (vectors | 1) * (16 / element_);
+  }
+  std::int64_t piece_bytes(const Cut& cut) const {
+    if (!tile_.transposes) return 0;
+    return cut.rows / cut.patch()[2] * piece_pixels(cut) * 16 * kLastPieceVectors;
+  }
+
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
-      if (tile_.to_planes) return 2 * tile_rows() * tile_.columns * tile_.phases * element_ / last_planes_parts(int(element_));
+      const int element = int(element_), buffers = 2 * last_planes_buffers(tile_.columns, element);
+      if (tile_.to_planes)
+        return buffers * last_planes_part_bytes(int(tile_rows()), tile_.columns, tile_.phases * element, element);
       const int row = tile_.columns * tile_.phases * int(element_);
       return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
@@ -285,10 +324,13 @@ class LastCutter {
     }
     cut.rows = cut.samples * patch[0] * patch[1] * patch[2];
     const std::int64_t bytes = std::max(cut.rows, cut.is_dense() ? tile_rows() : 0) * chunk_bytes_;
-    if (2 * round_up(bytes) + 2 * pair_bytes() > most_shared_ || cut.rows >= INT16_MAX) return false;
+    if (2 * round_up(bytes) + 2 * pair_bytes() + kLeastPieces * piece_bytes(cut) > most_shared_ || cut.rows >= INT16_MAX)
+      return false;
+    if (tile_.transposes && piece_pixels(cut) > kMostBox) return false;
     const double products = double(pairs_.size()) * double(tile_rows() * tile_.columns * chunk_bytes_) / 4096;
     const double loads = double(cut.patches * cut.rows * chunk_bytes_) + double(std::int64_t(pairs_.size()) * pair_bytes());
-    const double cycles = loads / kLoadBytesPerCycle;
+    const double transposed = tile_.transposes ? double(cut.patches * cut.rows * chunk_bytes_) / kTransposedBytesPerCycle : 0;
+    const double cycles = std::max(loads / kLoadBytesPerCycle, transposed);
     const double cost =
         tiles * (store_cycles(cut) + std::max(products, cycles) + 0.2 * std::min(products, cycles) + 50.0 * double(cut.patches));
     const bool better = cut.cost < 0 || cost < cut.cost;
@@ -309,7 +351,7 @@ class LastCutter {
 
   bool choose() {
     if (tile_.planes) {  // pixels of a sample in their order
-      const std::int64_t kept = 64 / run_of_planes() * run_of_planes();
+      const std::int64_t run = stores_boxes_of_planes() ? run_of_planes() : 1, kept = 64 / run * run;
       best_.box = {1, 1, kept * tile_.products}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(),
       best_.cost = 0;
       positions_ = {1, 1, positions_[0] * positions_[1] * positions_[2]};
@@ -318,7 +360,7 @@ class LastCutter {
     std::vector<std::size_t> ends;
     for (int level = 0; level <= 3; ++level) {
       Cut cut;
-      cut.level = level, cut.halo = halo_of(level, ends), cut.patches = std::int64_t(ends.size());
+      cut.level = level, cut.halo = halo_of(level, ends), cut.patches = std::int64_t(ends.size()), cut.skip = most_skip(ends);
       if (cut.patches > kMostLastPatches) continue;
       cut.is_dense() ? try_dense(cut) : try_blocks(cut);
     }
@@ -332,10 +374,10 @@ class LastCutter {
 
   // Rows of the patch follow one another: tiles of any size.
   void try_dense(Cut cut) {
-    const std::int64_t grain = tile_.to_planes ? 8 : tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
+    const std::int64_t grain = tile_.to_planes || tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
     const std::int64_t most = tile_.to_planes ? tile_rows() : std::min(ceil_div(positions_[2], grain) * grain, tile_rows());
     for (std::int64_t w = most; w > 0; w -= grain) {
-      if (tile_.to_planes ? (w & (w - 1)) != 0 || w < 8 : !is_fair(positions_[2], w, grain)) continue;
+      if (tile_.to_planes ? !is_row_of_planes(w) : !is_fair(positions_[2], w, grain)) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
@@ -343,6 +385,11 @@ class LastCutter {
         keep(cut);
       }
     }
+  }
+  // Whether so many positions of a row are stored in planes: whole boxes of results, and fewer than eight if they are the row.
+  bool is_row_of_planes(std::int64_t w) const {
+    if ((w & (w - 1)) != 0 || (w < 8 && w < positions_[2])) return false;
+    return w >= 8 || !stores_boxes_of_planes() || w * tile_.phases * element_ % 16 == 0;
   }
   // Whether no smaller part makes as few parts, unless it is a multiple of eight.
   static bool is_fair(std::int64_t size, std::int64_t part, std::int64_t grain) {

@@ -2,7 +2,9 @@
 // multiply and store.
 #pragma once
 
+#include "fused_last_loose.cuh"
 #include "fused_last_multiply.cuh"
+#include "fused_last_transpose.cuh"
 #include "fused_last_turned_store.cuh"
 
 namespace upfold::cuda {
@@ -76,7 +78,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     std::int32_t own[4] = {};
     if constexpr (kFromRows) this->place_rows(own);
     const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0, step = Tile::kAlternates ? 2 : 1;
-    if (first > 0) at.buffer.skip(job.tile_patches), at.stage.skip(job.tile_stages);
+    if (first > 0) pass_over(at, blockIdx.x);
     std::uint32_t turn = first ^ 1;  // the first warpgroup begins: a new barrier counts as passed
     for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles; tile += step * gridDim.x, turn ^= 1) {
       const LastPlace place = last_place(job, tile);
@@ -94,14 +96,27 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       at.used.release();
       if constexpr (Tile::kAlternates) {
-        Boxes{job, place, bias, other, staging() + first * std::uint32_t(Boxes::kStaged)}.run(sums);
-        at.buffer.skip(job.tile_patches), at.stage.skip(job.tile_stages);
+        store_boxes(sums, place, bias, other, y, staging() + warpgroup * Boxes::kStaged);
+        pass_over(at, tile + gridDim.x);
       } else if (job.splits.value == 1) {
         Store{job, place, bias, y, staging()}.run(sums);
       } else {
         store_together(sums, place, bias, y);
       }
     }
+  }
+
+  // What the other warpgroup takes for a tile.
+  __device__ __forceinline__ void pass_over(Reading& at, std::uint32_t tile) const {
+    const LastTaken taken = last_taken(job, tile);
+    at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
+  }
+  __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result, Value* y,
+                                              unsigned char* staging) const {
+    if constexpr (Tile::kToPlanes) {
+      if (Tile::kPhases == 3 || job.loose) return LastLooseStore<Value, Tile>{{{job, place, bias, result, staging}}}.run(sums, y);
+    }
+    if constexpr (!Tile::kToPlanes || Tile::kPhases != 3) Boxes{job, place, bias, result, staging}.run(sums);
   }
 
   // Of a split reduction, in the block's only tile: it puts its sums where patches and weights were, adds some of all blocks of
@@ -155,7 +170,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   block.make_barriers();
   if (threadIdx.x >= 32 * Tile::kWarps) {
     if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
-    if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, other, packed);
+    if constexpr (Tile::kTransposes) {
+      const LastTransposer<Value, Tile, kWeights> transposer{{job, barriers, first, first_barrier, first_byte}};
+      if (threadIdx.x == 32 * Tile::kWarps) transposer.copy(source, packed);
+      if (threadIdx.x >= 32 * Tile::kWarps + 32) transposer.transpose();
+    } else {
+      if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, other, packed);
+    }
   } else {
     if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
     block.compute(other, bias, y);

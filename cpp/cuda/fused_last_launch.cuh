@@ -49,8 +49,16 @@ constexpr int kFirstTurned = 9;
   DO(27, Value, 4, 8, 1, 8)                    \
   DO(28, Value, 2, 16, 1, 8)                   \
   DO(29, Value, 2, 8, 2, 8)                    \
-  DO(30, Value, 4, 4, 2, 8)
-constexpr int kFirstAlternating = 18;
+  DO(30, Value, 4, 4, 2, 8)                    \
+  DO(31, Value, 1, 8, 3, 8)                    \
+  DO(32, Value, 1, 8, 4, 8)
+// And those that transpose planes first: the same.
+#define UPFOLD_LAST_TRANSPOSING_TILES(DO, Value) \
+  DO(33, Value, 4, 4, 1, 4)                      \
+  DO(34, Value, 2, 8, 2, 8)                      \
+  DO(35, Value, 4, 4, 2, 8)                      \
+  DO(36, Value, 1, 8, 3, 8)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 33;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -70,6 +78,10 @@ constexpr int kFirstAlternating = 18;
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastPlanesTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTransposingTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TRANSPOSING(Value) \
+  UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TO_PLANES(Value) UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_PLANES(Value) UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) \
@@ -89,6 +101,7 @@ constexpr int kFirstAlternating = 18;
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "fused_last_plan.h"
@@ -152,7 +165,10 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   // Blocks that split a reduction have one tile each; those that keep their weights take tiles of the same ones.
   const LastJob& job = part.job;
   const unsigned splits = job.splits.value, slabs = job.resident ? job.sets.value * job.groups.value * job.column_tiles.value : 1;
-  const unsigned at_once = std::max(unsigned(count * Tile::kBlocks) / slabs, 1u) * slabs, most = splits > 1 ? job.tiles : at_once;
+  unsigned at_once = std::max(unsigned(count * Tile::kBlocks) / slabs, 1u) * slabs;
+  // Blocks take every so many tiles: so of all sets, where these differ.
+  while (plan.mixes && std::gcd(at_once, job.sets.value) > 1) --at_once;
+  const unsigned most = splits > 1 ? job.tiles : at_once;
   const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits};
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.other,
               static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
@@ -167,6 +183,9 @@ template <typename Value>
 void run_last_alternating(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
                           const LastOperands& operands);
 template <typename Value>
+void run_last_transposing(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                          const LastOperands& operands);
+template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 
 template <typename Value>
@@ -179,7 +198,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
-  job.paired = job.paired && address % 4 == 0;
+  job.paired = job.paired && address % 4 == 0, job.words = job.words && address % 4 == 0;
   while (job.vector > 1 && address % (job.vector * sizeof(Value)) != 0) job.vector /= 2;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
@@ -191,10 +210,13 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
     if (config >= kFirstAlternating) {
-      BoxTensor result = plan.result;  // of this launch's samples
-      result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
-      part.other = describe_boxes(result, own.result);
-      run_last_alternating<Value>(launch, plan, config, part, own);
+      if (!job.loose) {
+        BoxTensor result = plan.result;  // of this launch's samples
+        result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
+        part.other = describe_boxes(result, own.result);
+      }
+      config >= kFirstTransposing ? run_last_transposing<Value>(launch, plan, config, part, own)
+                                  : run_last_alternating<Value>(launch, plan, config, part, own);
       continue;
     }
     if constexpr (sizeof(Value) == 2) {

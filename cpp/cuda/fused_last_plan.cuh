@@ -14,6 +14,7 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
 constexpr double kLeastKeeping = 0.9;    // of the blocks at once, where each keeps its weights
 constexpr std::int64_t kLeastAhead = 3;  // patches beside weights that stay
+constexpr std::int64_t kLeastTransposedStages = 4;  // of weights, before planes are copied further ahead
 constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
 // Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
 // took two turns.
@@ -67,6 +68,7 @@ class LastPlanner : LastAlternator {
       begin = ends[q];
     }
     for (; set < sets_; ++set) job.first_patch[set + 1] = std::uint16_t(ends.size());
+    plan_.patch_copied = tile_.transposes ? piece_bytes(best_) * tile_.vectors / kLastPieceVectors : best_.rows * chunk_bytes_;
     for (int product = 0; product < tile_.products; ++product) job.rows[product] = std::int16_t(row_of(first_position(product)));
     const bool stacked = !best_.is_dense() && (best_.box[2] == 8 || best_.beside > 1);
     job.group_pitch = std::int32_t(stacked ? patch[2] : 8);
@@ -191,22 +193,33 @@ class LastPlanner : LastAlternator {
     job.box_bytes = std::int32_t(box);
     job.patch_bytes = std::int32_t(round_up(std::max(box, best_.is_dense() ? tile_rows() * chunk_bytes_ : 0)));
     const double pairs_of_patch = double(pairs_.size()) / double(std::max<std::int64_t>(1, plan_.patches));
-    const std::int64_t most = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
-    job.stage_pairs = std::int32_t(std::min<std::int64_t>(most, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
+    const std::int64_t most_pairs = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
+    job.stage_pairs = std::int32_t(std::min<std::int64_t>(most_pairs, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
     if (tile_.planes) job.stage_pairs = tile_.phases;
     const std::int64_t stage = job.stage_pairs * pair_bytes();
+    for (std::int64_t set = 0; set < sets_; ++set) job.set_stages[set] = std::uint16_t(stages_of(set) / job.chunks);
     std::int64_t patches = 2, stages = 2;
-    if (patches * job.patch_bytes + stages * stage > most_shared_) return false;
+    const std::int64_t pieces_of_patch = tile_.transposes ? tile_.vectors / kLastPieceVectors : 0;
+    job.pieces = tile_.transposes ? kLeastPieces : 0, job.piece_bytes = std::int32_t(piece_bytes(best_));
+    std::int64_t most = most_shared_ - job.pieces * job.piece_bytes;
+    if (patches * job.patch_bytes + stages * stage > most) return false;
     // A block that takes every so many tiles keeps its columns, its set and its group, and so their weights.
     const std::int64_t slabs = sets_ * p_.groups * job.column_tiles.value, at_once = kLastAimBlocks * tile_.blocks;
     const std::int64_t blocks = at_once / slabs * slabs;
     const bool keeps = job.splits.value == 1 && are_sets_alike() &&
                        (slabs == 1 || (job.tiles > blocks && double(blocks) >= kLeastKeeping * double(at_once)));
     const std::int64_t kept = keeps ? stages_of(0) : kMostLastStages + 1;
-    job.resident = kept <= kMostLastStages && kLeastAhead * job.patch_bytes + kept * stage <= most_shared_;
+    const std::int64_t ahead = tile_.transposes ? 2 : kLeastAhead;
+    job.resident = kept <= kMostLastStages && ahead * job.patch_bytes + kept * stage <= most;
+    plan_.mixes = !job.resident && job.splits.value == 1 && !are_sets_alike();
     if (job.resident) stages = kept;
+    if (tile_.transposes) {
+      while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most) ++stages;
+      while (job.pieces < 2 * pieces_of_patch && patches * job.patch_bytes + stages * stage + job.piece_bytes <= most)
+        ++job.pieces, most -= job.piece_bytes;
+    }
     for (bool grown = true; grown;) {
-      const std::int64_t left = most_shared_ - patches * job.patch_bytes - stages * stage;
+      const std::int64_t left = most - patches * job.patch_bytes - stages * stage;
       const bool can_patch = left >= job.patch_bytes && patches < kMostLastBuffers;
       const bool can_stage = left >= stage && stages < kMostLastBuffers && !job.resident;
       const bool wants_patch = double(patches) * pairs_of_patch <= double(stages * job.stage_pairs);
@@ -217,7 +230,8 @@ class LastPlanner : LastAlternator {
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
     if (tile_.alternates && !alternate()) return false;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
-    plan_.shared_bytes = int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes());
+    plan_.shared_bytes =
+        int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes() + job.pieces * job.piece_bytes);
     return true;
   }
   bool weights() {
@@ -275,7 +289,7 @@ class LastPlanner : LastAlternator {
   bool source() {
     plan_.batch = p_.batch;
     Strides s = source_strides();
-    if (tile_.planes) return true;
+    if (tile_.planes || tile_.transposes) return true;
     if (!lies_in_boxes()) {
       const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
       const std::int64_t pixels = source_size_[0] * source_size_[1] * source_size_[2];

@@ -12,12 +12,13 @@ namespace upfold::cuda {
 struct LastTileSize {
   int m, columns, phases, blocks, vectors, threads;
   int product, products;                       // positions of a product; products of other positions
-  bool turned, alternates, planes, to_planes;  // planes: of the source
+  bool turned, alternates, planes, to_planes, transposes;  // planes: of the source, read as they lie
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
-  return {Tile::kM,       Tile::kColumns,  Tile::kPhases, Tile::kBlocks,     Tile::kVectors,    Tile::kThreads,
-          Tile::kProduct, Tile::kProducts, Tile::kTurned, Tile::kAlternates, Tile::kFromPlanes, Tile::kToPlanes};
+  return {Tile::kM,          Tile::kColumns,    Tile::kPhases,   Tile::kBlocks,  Tile::kVectors,
+          Tile::kThreads,    Tile::kProduct,    Tile::kProducts, Tile::kTurned,  Tile::kAlternates,
+          Tile::kFromPlanes, Tile::kToPlanes,   Tile::kTransposes};
 }
 
 struct LastPlan {
@@ -35,6 +36,8 @@ struct LastPlan {
   std::int64_t batch = 0;             // samples of one launch
   std::int64_t tiles_of_samples = 0;  // of as many samples as a tile has
   std::int64_t patches = 0;           // of all sets
+  std::int64_t patch_copied = 0;      // bytes that are copied of the source for each
+  bool mixes = false;                 // sets differ in what they multiply, and their weights do not stay with blocks
 };
 
 }  // namespace upfold::cuda

@@ -1,6 +1,7 @@
 // The end of tiles of the fused method by boxes of channels to results in planes: they are turned on their way through shared
-// memory, and the copy engine stores runs of a row, in some of the tile's channels at a time.
-//   staging  [warpgroup][run of positions][channel][results of the run]   swizzled where those are 64 or 128 bytes
+// memory, and the copy engine stores runs of a row, in some of the tile's channels at a time (fused_last_loose.cuh: lanes do, where
+// rows are no whole vectors).
+//   staging  [warpgroup][buffers][run of positions][channel][results of the run]   swizzled where those are 64 or 128 bytes
 #pragma once
 
 #include "fused_last_boxes.cuh"
@@ -9,16 +10,18 @@ namespace upfold::cuda {
 
 #if UPFOLD_WARPGROUPS
 template <typename Value, typename Tile>
-struct LastPlanesStore : LastStaged<Value, Tile> {
+struct LastPlanesValues : LastStaged<Value, Tile> {
   using Base = LastStaged<Value, Tile>;
-  using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::is_first, Base::meet_warpgroup;
+  using Base::job, Base::place, Base::lane;
   using typename Base::Sums;
   static constexpr int kPixelBytes = Tile::kPhases * int(sizeof(Value));
-  static constexpr int kWords = kPixelBytes < 4 ? 1 : kPixelBytes / 4;
+  static constexpr int kWords = (kPixelBytes + 3) / 4;
   static constexpr bool kPairs = kPixelBytes == 2;  // a word has two positions
-  static constexpr int kParts = last_planes_parts(int(sizeof(Value))), kEights = Tile::kSub8 / kParts, kColumns = 8 * kEights;
-  static constexpr int kStaged = Tile::kRows * kColumns * kPixelBytes;
-  static_assert(kEights > 0, "channels of a part");
+  static constexpr int kParts = last_planes_parts(int(sizeof(Value))), kEights = Tile::kSub8 / kParts;
+  static constexpr int kColumns = 8 * kEights;  // of a part
+  static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, kPixelBytes, int(sizeof(Value)));
+  static constexpr int kBuffers = last_planes_buffers(Tile::kColumns, int(sizeof(Value))), kStaged = kBuffers * kPartBytes;
+  static_assert(kEights > 0 && kParts % kBuffers == 0, "channels of a part");
 
   template <bool kRelu>
   static __device__ __forceinline__ void words_of(const Sums& sums, int m, int eight, int of, std::uint32_t (&words)[kWords]) {
@@ -31,8 +34,9 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
         const std::uint32_t other = __shfl_xor_sync(~0u, own, 4);
         words[word] = lane() & 4 ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
       } else if constexpr (sizeof(Value) == 2) {
+        const int next = 2 * word + 1 < Tile::kPhases ? 2 * word + 1 : 2 * word;
         words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][2 * word][eight][of]),
-                                          Base::template end<kRelu>(sums[m][2 * word + 1][eight][of]));
+                                          Base::template end<kRelu>(sums[m][next][eight][of]));
       } else {
         float v = Base::template end<kRelu>(sums[m][word][eight][of]);
         pin(v);  // else the compiler stores sums while it takes others of them for unfinished, and lets no products overlap
@@ -41,7 +45,16 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
     }
   }
   static __device__ __forceinline__ void put(unsigned char* to, const std::uint32_t (&words)[kWords]) {
-    if constexpr (kWords == 4) {
+    if constexpr (Tile::kPhases == 3) {
+#pragma unroll
+      for (int phase = 0; phase < 3; ++phase) {
+        if constexpr (sizeof(Value) == 2) {
+          *reinterpret_cast<std::uint16_t*>(to + 2 * phase) = std::uint16_t(words[phase / 2] >> phase % 2 * 16);
+        } else {
+          *reinterpret_cast<std::uint32_t*>(to + 4 * phase) = words[phase];
+        }
+      }
+    } else if constexpr (kWords == 4) {
       *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
     } else if constexpr (kWords == 2) {
       *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
@@ -50,10 +63,35 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
     }
   }
 
+  // Where the tile's position `number` is; whether there is one. Where the source lies in planes, `number` counts what is kept.
+  __device__ __forceinline__ bool find(std::int32_t number, std::int32_t (&at)[3], std::int32_t& n) const {
+    n = place.n;
+    if constexpr (Tile::kFromPlanes) {
+      std::uint32_t rest = std::uint32_t(place.first[2] + number);
+      at[2] = std::int32_t(take(job.plane_row, rest)), at[1] = std::int32_t(take(job.plane_rows, rest));
+      at[0] = std::int32_t(rest);
+      return true;
+    } else {
+      std::uint32_t rest = std::uint32_t(number);
+#pragma unroll
+      for (int i = 2; i >= 0; --i) at[i] = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
+      n += std::int32_t(rest);
+      return rest < job.tile_n.value;
+    }
+  }
+};
+
+template <typename Value, typename Tile>
+struct LastPlanesStore : LastPlanesValues<Value, Tile> {
+  using Base = LastPlanesValues<Value, Tile>;
+  using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::meet_warpgroup, Base::kPixelBytes,
+      Base::kWords, Base::kPairs, Base::kParts, Base::kEights, Base::kColumns;
+  using typename Base::Sums;
+
   // Of rows of kRow bytes; 0: of others, in order. A lane holds positions lane / 4 and the eighth behind it, channels 2 * (lane %
   // 4) and the next of each eight.
   template <int kRow, bool kRelu, int kPart>
-  __device__ __forceinline__ void write(const Sums& sums) const {
+  __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
     const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4, run = kRow > 0 ? kRow / kPixelBytes : job.run;
     const std::int32_t row = kRow > 0 ? kRow : job.run * kPixelBytes, runs = kRow > 0 ? 64 / run : job.kept / run;
 #pragma unroll
@@ -65,61 +103,56 @@ struct LastPlanesStore : LastStaged<Value, Tile> {
         const std::int32_t channel = lane() % 4 * 2 + (kPairs ? lane() / 4 % 2 : odd);
         const std::int32_t swizzle = kRow == 128 ? channel % 8 : kRow == 64 ? channel / 2 % 4 : 0;
         unsigned char* const own =
-            staging + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
+            to + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
 #pragma unroll
         for (int i = 0; i < Tile::kM * kEights; ++i) {
           const int m = i / kEights, eight = i % kEights;
           std::uint32_t words[kWords];
-          words_of<kRelu>(sums, m, kPart * kEights + eight, half * 2 + odd, words);
-          put(own + m * runs * (row * kColumns) + eight * 8 * row, words);
+          Base::template words_of<kRelu>(sums, m, kPart * kEights + eight, half * 2 + odd, words);
+          Base::put(own + m * runs * (row * kColumns) + eight * 8 * row, words);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void begin_stores(int part) const {
+  // The first warp, whose lanes have a run each.
+  static __device__ __forceinline__ bool begins_stores() { return threadIdx.x % 128 < 32; }
+  __device__ __forceinline__ void begin_stores(const unsigned char* from, int part) const {
     const LastPhase phase = job.phases[place.set * Tile::kPhases];
     const std::int32_t column = place.column_tile * Tile::kColumns + part * kColumns;
     const std::int32_t channel = place.group * std::int32_t(job.channels.value) + column;
     if (column >= job.columns) return;  // of another group, or of none
-    std::uint32_t from = shared_address(staging);
 #pragma unroll 1
-    for (std::int32_t run = 0; run < Tile::kM * job.kept;
-         run += job.run, from += std::uint32_t(job.run * kPixelBytes * kColumns)) {
-      std::int32_t at[3], n = place.n;
-      if constexpr (Tile::kFromPlanes) {
-        std::uint32_t rest = std::uint32_t(place.first[2] + run);
-        at[2] = std::int32_t(take(job.plane_row, rest)), at[1] = std::int32_t(take(job.plane_rows, rest));
-        at[0] = std::int32_t(rest);
-      } else {
-        std::uint32_t rest = std::uint32_t(run);
-#pragma unroll
-        for (int i = 2; i >= 0; --i) at[i] = place.first[i] + std::int32_t(take(job.axis[i].tile, rest));
-        if (rest >= job.tile_n.value) return;  // the tile has fewer
-        n += std::int32_t(rest);
-      }
-      store_box(result, from,
+    for (std::int32_t run = lane() * job.run; run < Tile::kM * job.kept; run += 32 * job.run) {
+      std::int32_t at[3], n;
+      if (!this->find(run, at, n)) return;  // the tile has fewer
+      store_box(result, shared_address(from) + std::uint32_t(run * kPixelBytes * kColumns),
                 {at[2] * Tile::kPhases, at[1] * job.axis[1].result_step + phase.at[1],
                  at[0] * job.axis[0].result_step + phase.at[0], channel, n});
     }
   }
 
+  // All parts that were begun have been read.
+  static __device__ __forceinline__ void await_part() {
+    if (begins_stores()) await_box_reads<0>();
+    meet_warpgroup();
+  }
   template <bool kRelu, int kPart>
   __device__ __forceinline__ void store_parts(const Sums& sums) const {
     if constexpr (kPart < kParts) {
-      if (is_first()) await_box_reads<0>();
-      meet_warpgroup();  // results before have been read
+      unsigned char* const to = staging + kPart % Base::kBuffers * Base::kPartBytes;
+      if (Base::kBuffers == 1) await_part();
       const std::int32_t row = job.run * kPixelBytes;
       if (row == 128) {
-        write<128, kRelu, kPart>(sums);
+        write<128, kRelu, kPart>(sums, to);
       } else if (row == 64) {
-        write<64, kRelu, kPart>(sums);
+        write<64, kRelu, kPart>(sums, to);
       } else {
-        write<0, kRelu, kPart>(sums);
+        write<0, kRelu, kPart>(sums, to);
       }
       publish_to_products();
-      meet_warpgroup();  // and these are written
-      if (is_first()) begin_stores(kPart);
+      Base::kBuffers == 1 ? meet_warpgroup() : await_part();  // the part is written, and of two buffers the other one read
+      if (begins_stores()) begin_stores(to, kPart);
       store_parts<kRelu, kPart + 1>(sums);
     }
   }

@@ -233,6 +233,16 @@ UPFOLD_DEVICE void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   }
 }
 
+// Whether it would not wait.
+UPFOLD_DEVICE bool barrier_passed(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{\n.reg .pred ended;\nmbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\nselp.u32 %0, 1, 0, ended;\n}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
 // Arrives when all asynchronous copies that this thread has begun are done.
 UPFOLD_DEVICE void barrier_arrive_copied(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

@@ -47,6 +47,20 @@ PLANES = {
     "4x4, 64 wide": _like("dcgan-128-64@16", in_size=(30, 64), out_channels=72, batch=5),
     "stride 1": _like("seed2-square", padding=(1, 1), in_size=(40, 64), batch=9),
     "stride 1, many channels": _like("seed4-wide-image", padding=(1, 2), in_size=(20, 72), batch=3),
+    "odd rows of 14": _like("maskrcnn-256-256@14", in_channels=64, out_channels=72, batch=9),
+    "dense, rows of 66": _like("seed2-square", in_size=(40, 64), batch=9),
+    "dense, rows of 75": _like("seed4-wide-image", kernel_size=(3, 4), in_size=(20, 72), batch=3),
+    "dense, dilated": _like("seed2-square", dilation=(2, 3), in_size=(24, 40), batch=5),
+    "dense, groups": _like("seed4-wide-image", in_channels=128, groups=2, in_size=(20, 72), batch=3),
+    "unlike sets": _like("k3s2p1op1-128-64@256", in_size=(20, 48), batch=5),
+    "unlike sets, many channels": _like("cyclegan-256-128@64", in_channels=136, in_size=(9, 16), batch=30),
+    "stride 3": _like("k5s3p1-64-64@128", in_size=(20, 32), batch=3),
+    "stride 3, odd rows": _like("k5s3p1-64-64@128", output_padding=(0, 1), in_size=(20, 32), batch=3),
+    "stride 4, empty phases": _like("k3s4d3-64-64@64", in_size=(12, 40), batch=5),
+    "seven taps": _like("k7s2p3op1-32-64@128", in_size=(20, 40), batch=4),
+    "3d, unlike sets": _like(
+        "nnunet3d-64-32@64", kernel_size=(3, 3, 3), padding=(1, 1, 1), output_padding=(1, 1, 1), in_size=(6, 10, 16), batch=4
+    ),
     "flat kernel": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 10, 24), batch=7),
 }
 # Channels innermost: tiles of many samples and of parts of one, taps of several phases, planes of a box, and dense layers.
@@ -57,6 +71,7 @@ INNERMOST = {
     "4x4": _like("dcgan-128-64@16", batch=50),
     "stride 1": _like("seed2-square", in_size=(40, 60), out_channels=64, batch=9),
     "stride 3": _like("k5s3p1-64-64@128", in_size=(20, 30), batch=3),
+    "unlike sets": _like("k3s2p1op1-128-64@256", in_size=(20, 48), batch=5),
     "groups": _like("dcgan-128-64@16", groups=2, out_channels=128, batch=9),
     "3d": _like("nnunet3d-64-32@64", in_size=(6, 10, 12), batch=9),
     "planes": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 5, 8), batch=9),
@@ -129,9 +144,10 @@ def test_activations_are_those_of_the_layer_alone(layout, activation, dtype, dev
 
 
 @TYPES
-def test_slices_leave_what_lies_beside_them(dtype, device):
+@pytest.mark.parametrize("name", ["rows of 16", "dense, rows of 66", "dense, rows of 75"])
+def test_slices_leave_what_lies_beside_them(name, dtype, device):
     """`out=` into channels of a larger tensor, in either layout."""
-    case = dataclasses.replace(PLANES["rows of 16"], out_channels=64)
+    case = dataclasses.replace(PLANES[name], out_channels=64)
     x, w, b = case.tensors(dtype, device, exact=True, bias=True)
     want = reference((x, w, b), case.geometry)
     for layout in (torch.contiguous_format, torch.channels_last):

@@ -9,7 +9,7 @@ from . import cuda
 
 # The first of these among the tiles of boxes; those of a kind follow one another.
 FIRST = 18
-_FIRST_OF_PLANES, _FIRST_TO_PLANES = 22, 26
+_FIRSTS = (FIRST, 22, 26, 33)  # of planes as they lie, to planes, and those that transpose planes first
 
 
 class _Rates(NamedTuple):
@@ -43,8 +43,8 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     """Predict the time of a call, beside the packing of its source."""
     rows, columns, phases, _, vectors = tile
     size = DTYPE_BYTES[problem.dtype]
-    kind = (config >= _FIRST_OF_PLANES) + (config >= _FIRST_TO_PLANES)
-    rates, first = _RATES[kind][size == 2], (FIRST, _FIRST_OF_PLANES, _FIRST_TO_PLANES)[kind]
+    kind = sum(config >= first for first in _FIRSTS) - 1
+    rates, first = _RATES[kind][size == 2], _FIRSTS[kind]
     pair = columns * vectors * 16
     multiply = work.products * (rows * pair / 4096 * rates.product * rates.tiles[config - first] + rates.issue)
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
@@ -66,11 +66,15 @@ _RATES = (
         _Rates(5.12, 50.3, 54.9, 16.8, 525, 0.239, 0.188, 1.32, 0.63, (0.952, 0.877, 1.44, 1)),
     ),
     (
-        _Rates(4.94, 50.1, 38.1, 23.8, 503, 0.239, 0.0936, 1.35, 0.916, (1.54, 1.06, 0.672, 0.832, 1.34)),
-        _Rates(3.87, 50.6, 68.1, 20.4, 527, 0.0991, 0.0692, 1.15, 0.615, (1.16, 0.82, 0.711, 1.03, 1.5)),
+        _Rates(4.94, 50.1, 38.1, 23.8, 503, 0.239, 0.0936, 1.35, 0.916, (1.54, 1.06, 0.672, 0.832, 1.34, 1.0, 1.0)),
+        _Rates(3.87, 50.6, 68.1, 20.4, 527, 0.0991, 0.0692, 1.15, 0.615, (1.16, 0.82, 0.711, 1.03, 1.5, 1.0, 1.0)),
+    ),
+    (
+        _Rates(4.94, 50.1, 25.0, 23.8, 503, 0.239, 0.0936, 1.35, 0.916, (1.0,) * 4),
+        _Rates(3.87, 50.6, 25.0, 20.4, 527, 0.2, 0.0692, 1.15, 0.615, (1.0,) * 4),
     ),
 )
 # Times as long as that, where they are compared with other tiles, whose predictions err to other sides: by the timings that the
 # rates were fitted to, the choice among all tiles and `gemm` takes 2.3 % (forward) and 2 to 6 % (gradient of the input) longer
 # than the fastest.
-_AGAINST_OTHERS = ((0.9, 0.95), (0.95, 1.0), (1.2, 0.95))
+_AGAINST_OTHERS = ((0.9, 0.95), (0.95, 1.0), (1.2, 0.95), (1.0, 1.0))
