@@ -17,7 +17,8 @@
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
 // multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that
-// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another.
+// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another. For some of them
+// warps beside the copying thread *transpose* boxes of planes to patches, in place of a launch ahead that packs the source.
 #pragma once
 
 #include "divide.cuh"
@@ -35,13 +36,19 @@ constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPi
 constexpr int kLastPieceRow = 128;  // bytes of a row of what alternating warpgroups store at a time, a piece
 // Parts of the channels of a tile that are stored to planes one after another: of floats less room is left by weights that stay.
 UPFOLD_INLINE constexpr int last_planes_parts(int element) { return element == 4 ? 4 : 1; }
-// The buffers in which parts take turns: one, where two would leave too little for patches and weights, or the part is the tile.
+// The buffers in which parts take turns: two leave less for patches and weights, of which tiles of many columns need more (H200,
+// 222 on k2 s2 with 256 to 1024 channels: 4 to 9 % slower with two).
 UPFOLD_INLINE constexpr int last_planes_buffers(int columns, int element) { return element == 4 && columns <= 64 ? 2 : 1; }
 // Bytes that a part of a warpgroup's results takes on its way: of boxes, or of lines of a channel, each 16 bytes longer than its
 // results, so that lanes of neighbouring channels do not meet in a bank.
 UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pixel_bytes, int element) {
   const int channels = columns / last_planes_parts(element), bytes = channels * (rows * pixel_bytes + 16);
   return (bytes + 1023) / 1024 * 1024;
+}
+// The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
+// one leaves room for weights that stay.
+UPFOLD_INLINE constexpr int last_pieces_at_once(int row_bytes, int element) {
+  return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
 }
 constexpr int kLastPieceVectors = 4;  // of channels of planes that warps of a block transpose at a time
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight

@@ -56,8 +56,7 @@ constexpr int kFirstTurned = 9;
 #define UPFOLD_LAST_TRANSPOSING_TILES(DO, Value) \
   DO(33, Value, 4, 4, 1, 4)                      \
   DO(34, Value, 2, 8, 2, 8)                      \
-  DO(35, Value, 4, 4, 2, 8)                      \
-  DO(36, Value, 1, 8, 3, 8)
+  DO(35, Value, 4, 4, 2, 8)
 constexpr int kFirstAlternating = 18, kFirstTransposing = 33;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \

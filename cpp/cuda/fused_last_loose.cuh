@@ -39,32 +39,48 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     }
   }
 
-  // A thread has some neighbouring results, those of a Unit, in all channels, eight at a time.
+  // A thread has some neighbouring results, those of a Unit, in all channels: several such units, of some channels at a time.
   template <typename Unit>
   __device__ __forceinline__ void copy_out(const unsigned char* lines, Value* y, std::int32_t part) const {
-    constexpr int kOf = int(sizeof(Unit) / sizeof(Value)), kUnits = Tile::kRows * Tile::kPhases / kOf;
-    const LastPhase phase = job.phases[place.set * Tile::kPhases];
+    constexpr int kOf = int(sizeof(Unit) / sizeof(Value)), kResults = Tile::kRows * Tile::kPhases;
+    constexpr int kUnits = (kResults / kOf + 127) / 128;
+    constexpr int kChannels = kUnits > 2 ? 4 : 8;  // at a time
     const std::int32_t column = place.column_tile * Tile::kColumns + part * kColumns;
-    Value* const plane = y + (std::int64_t(place.group) * job.channels.value + column) * job.y_c;
+    const std::int32_t channels = job.columns - column < kColumns ? job.columns - column : kColumns;
+    Value* to[kUnits];
+    bool exists[kUnits];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const std::int32_t result = (i * 128 + std::int32_t(threadIdx.x) % 128) * kOf;
+      const std::int64_t offset = result < kResults ? place_of(result) : -1;
+      exists[i] = offset >= 0;
+      to[i] = y + (offset + (std::int64_t(place.group) * job.channels.value + column) * job.y_c);
+    }
+    const unsigned char* from = lines + threadIdx.x % 128 * sizeof(Unit);
 #pragma unroll 1
-    for (std::int32_t unit = std::int32_t(threadIdx.x) % 128; unit < kUnits; unit += 128) {
-      const std::int32_t number = unit * kOf / Tile::kPhases;
-      std::int32_t at[3], n;
-      if (!this->find(number, at, n) || n >= job.batch) continue;
-      const std::int32_t w = at[2] * Tile::kPhases + unit * kOf % Tile::kPhases;
-      const std::int32_t h = at[1] * job.axis[1].result_step + phase.at[1], d = at[0] * job.axis[0].result_step + phase.at[0];
-      if (w >= job.axis[2].size || h >= job.axis[1].size || d >= job.axis[0].size) continue;
-      Value* to = plane + n * job.y_n + d * job.y_axis[0] + h * job.y_axis[1] + w;
-      const unsigned char* from = lines + unit * std::int32_t(sizeof(Unit));
-      for (std::int32_t first = 0; first < kColumns && column + first < job.columns; first += 8) {
-        Unit units[8];
+    for (std::int32_t first = 0; first < channels; first += kChannels, from += kChannels * kPitch) {
+      Unit units[kUnits][kChannels];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) units[i] = *reinterpret_cast<const Unit*>(from + i * kPitch);
+      for (int i = 0; i < kUnits * kChannels; ++i)
+        units[i / kChannels][i % kChannels] =
+            *reinterpret_cast<const Unit*>(from + i / kChannels * 128 * int(sizeof(Unit)) + i % kChannels * kPitch);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) *reinterpret_cast<Unit*>(to + i * job.y_c) = units[i];
-        to += 8 * job.y_c, from += 8 * kPitch;
+      for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c, to[i] += job.y_c)
+          if (exists[i]) *reinterpret_cast<Unit*>(to[i]) = units[i][c];
       }
     }
+  }
+  // From the first channel's plane of the first sample on; -1: there is no such result.
+  __device__ __forceinline__ std::int64_t place_of(std::int32_t result) const {
+    const LastPhase phase = job.phases[place.set * Tile::kPhases];
+    std::int32_t at[3], n;
+    if (!this->find(result / Tile::kPhases, at, n) || n >= job.batch) return -1;
+    const std::int32_t w = at[2] * Tile::kPhases + result % Tile::kPhases;
+    const std::int32_t h = at[1] * job.axis[1].result_step + phase.at[1], d = at[0] * job.axis[0].result_step + phase.at[0];
+    if (w >= job.axis[2].size || h >= job.axis[1].size || d >= job.axis[0].size) return -1;
+    return n * job.y_n + d * job.y_axis[0] + h * job.y_axis[1] + w;
   }
 
   template <bool kRelu, int kPart>

@@ -103,18 +103,23 @@ _ODD_INPUT, _ODD = 0.05, 1.8
 _PACKED_STEPS = {(2, 128): 0.83, (4, 64): 1.2, (4, 128): 1.75}
 # How many times as long tiles took beside the others of the same layers as all this says: of TF32 and of 16-bit values, where
 # channels are innermost in the result, there with equal kernel and stride, and where they are not. Fitted to the choice among the
-# tiles of 29 layers: by their timings its forwards take 1.5 % longer than with the fastest tiles, and 5 % without it.
+# tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take 1 to 2 % longer than with the fastest ones.
 _BESIDE_OTHERS = (
     (
-        {200: 1.03, 207: 0.91},
-        {207: 0.89, 208: 0.94},
-        {9: 0.94, 16: 1.1, 18: 0.89, 22: 1.09, 23: 0.94, 28: 0.9, 207: 0.94, 209: 1.04, 214: 0.97},
+        {202: 0.85, 207: 0.91, 220: 1.05},
+        {208: 0.85, 219: 1.05},
+        {9: 0.94, 13: 1.05, 16: 1.1, 20: 1.3, 22: 1.09, 25: 1.6, 207: 0.95, 209: 1.05, 216: 0.95, 222: 0.75, 231: 0.75},
     ),
     (
-        {203: 0.89, 207: 0.91},
-        {201: 1.06, 203: 0.89, 206: 0.91, 207: 1.03},
-        {9: 0.94, 18: 0.89, 22: 1.06, 23: 1.06, 27: 1.12, 205: 0.94, 210: 1.03, 212: 0.89, 214: 0.91},
+        {205: 0.85, 207: 0.91, 220: 0.9},
+        {},
+        {9: 0.94, 10: 1.05, 18: 1.5, 22: 1.4, 23: 1.3, 25: 2.0, 27: 1.12, 222: 0.95, 223: 1.05},
     ),
+)
+# The same of gradients of the input, of tensors whose width is innermost and of others.
+_GRADIENTS_BESIDE_OTHERS = (
+    ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 203: 0.95, 213: 0.8, 228: 0.9}, {204: 0.9, 218: 0.9}),
+    ({1: 1.2, 104: 1.15, 110: 1.3, 201: 0.85, 204: 0.9, 217: 0.8}, {202: 1.05, 203: 0.9, 220: 1.05}),
 )
 # Microseconds more of a megabyte of a weight in channels_last, which packing reads one by one: of one layer (pix2pix 1024 -> 512
 # on 4 x 4), 51 us for 28.
@@ -304,7 +309,11 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
-        return own | {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
+        own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
+        if problem.dtype is torch.float32 and not problem.allow_tf32:
+            return own
+        beside = _GRADIENTS_BESIDE_OTHERS[DTYPE_BYTES[problem.dtype] == 2][problem.x_strides[1] == 1]
+        return {config: time * beside.get(config, 1.0) for config, time in own.items()}
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
     if problem.dtype is torch.float32 and not problem.allow_tf32:

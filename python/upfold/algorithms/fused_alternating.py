@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..problem import DTYPE_BYTES, Problem
+from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda
 
 # The first of these among the tiles of boxes; those of a kind follow one another.
 FIRST = 18
 _FIRSTS = (FIRST, 22, 26, 33)  # of planes as they lie, to planes, and those that transpose planes first
+
+
+_SECTOR = 32  # bytes that memory stores together
+_NARROW = 1.35  # times as long where rows of results in planes are less
 
 
 class _Rates(NamedTuple):
@@ -24,6 +28,7 @@ class _Rates(NamedTuple):
     beside: float  # of the lesser of what a call computes and moves
     product: float  # times the cycles that products take by themselves
     shared: float  # of what a warpgroup multiplies and stores: one, where nothing of both runs at a time, less where it does
+    loose: float  # times as long rows of results in planes are stored that are no whole vectors
     tiles: tuple[float, ...]  # times the products' cycles, by tile
 
 
@@ -48,33 +53,36 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     pair = columns * vectors * 16
     multiply = work.products * (rows * pair / 4096 * rates.product * rates.tiles[config - first] + rates.issue)
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
-    store = rows * columns * phases * size / rates.stored + rates.tile
+    width = (problem.out_size if problem.operator is Operator.CONV_TRANSPOSE else problem.in_size)[2]
+    loose = rates.loose if width * size % 16 else 1.0
+    store = rows * columns * phases * size / rates.stored * loose + rates.tile
     turns = -(-work.tiles // multiprocessors)
     time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
     least = 1e-6 * problem.bytes * rates.memory
-    return _AGAINST_OTHERS[kind][size == 2] * (rates.call + max(time, least) + rates.beside * min(time, least))
+    narrow = _NARROW if kind > 0 and width * size < _SECTOR else 1.0
+    return narrow * _AGAINST_OTHERS[kind][size == 2] * (rates.call + max(time, least) + rates.beside * min(time, least))
 
 
-# By kind (channels innermost in x and y, planes, planes of y alone), of TF32 and of 16-bit values.
+# By kind (channels innermost in x and y, planes, planes of y alone, planes that are transposed), of TF32 and of 16-bit values.
 _RATES = (
     (
-        _Rates(5.25, 49.6, 69.7, 10.5, 528, 0.198, 0.688, 0.973, 0.284, (0.898, 0.916, 1.07, 1.01)),
-        _Rates(7.1, 49.7, 70.7, 17.8, 518, 0.156, 0.832, 1.04, 0.423, (0.888, 0.997, 1.02, 1.05)),
+        _Rates(5.84, 49.2, 71, 9.8, 529, 0.195, 0.699, 0.929, 0.277, 1, (0.927, 0.815, 1.08, 1.03)),
+        _Rates(5.69, 49.6, 73.4, 18.7, 510, 0.149, 0.91, 1.01, 0.417, 1, (0.888, 0.979, 1.01, 1.04)),
     ),
     (
-        _Rates(6.51, 51.7, 59.9, 17.7, 508, 0.254, 0.148, 1.43, 0.702, (0.791, 0.858, 1.31, 2.2)),
-        _Rates(5.12, 50.3, 54.9, 16.8, 525, 0.239, 0.188, 1.32, 0.63, (0.952, 0.877, 1.44, 1)),
+        _Rates(7.4, 52, 57.2, 38, 425, 0.246, 0.194, 1.29, 0.898, 1.5, (0.924, 0.911, 1.35, 1.03)),
+        _Rates(4.89, 49.9, 51.1, 26.9, 449, 0.253, 0.146, 1.3, 0.916, 1.5, (1.06, 0.78, 1.43, 1)),
     ),
     (
-        _Rates(4.94, 50.1, 38.1, 23.8, 503, 0.239, 0.0936, 1.35, 0.916, (1.54, 1.06, 0.672, 0.832, 1.34, 1.0, 1.0)),
-        _Rates(3.87, 50.6, 68.1, 20.4, 527, 0.0991, 0.0692, 1.15, 0.615, (1.16, 0.82, 0.711, 1.03, 1.5, 1.0, 1.0)),
+        _Rates(5.89, 56.7, 59.5, 33.4, 473, 0.185, 0.12, 1.43, 0.888, 2.4, (1.11, 0.724, 0.617, 0.832, 1.28, 1.51, 1.64)),
+        _Rates(3.48, 53.1, 66.6, 10.5, 626, 0.1, 0.0629, 1.45, 0.474, 2.68, (0.96, 0.668, 0.59, 0.828, 1.18, 2.13, 1.68)),
     ),
     (
-        _Rates(4.94, 50.1, 25.0, 23.8, 503, 0.239, 0.0936, 1.35, 0.916, (1.0,) * 4),
-        _Rates(3.87, 50.6, 25.0, 20.4, 527, 0.2, 0.0692, 1.15, 0.615, (1.0,) * 4),
+        _Rates(10.9, 53.2, 22.1, 20.3, 518, 0.312, 0.155, 1.74, 0.652, 1.08, (1.22, 0.98, 1.33)),
+        _Rates(7.38, 50.7, 20.6, 28.5, 765, 0.235, 0.0981, 2, 0.839, 1.4, (0.886, 1.08, 1.91)),
     ),
 )
 # Times as long as that, where they are compared with other tiles, whose predictions err to other sides: by the timings that the
 # rates were fitted to, the choice among all tiles and `gemm` takes 2.3 % (forward) and 2 to 6 % (gradient of the input) longer
 # than the fastest.
-_AGAINST_OTHERS = ((0.9, 0.95), (0.95, 1.0), (1.2, 0.95), (1.0, 1.0))
+_AGAINST_OTHERS = ((0.94, 1.02), (0.92, 0.96), (1.2, 0.92), (1.0, 1.04))

@@ -57,12 +57,13 @@ _TURNED = 9
 # Times as long, where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel
 # and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
 # bits); and where the packed source is beyond the cap, so that samples run in parts.
-_DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.06, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
+_DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.12, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
+_CACHED, _CACHED_BYTES = 1.7, 32 << 20  # such results each by itself that the second-level cache holds, up to so many bytes
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
 # whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
-_TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 3.4, 1.9, 6.0, 1.1
+_TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 4.0, 1.9, 6.0, 1.1
 _TURNED_SHARES = 4  # parts of a turned tile, at the least, that blocks of a split reduction store
 
 
@@ -114,7 +115,11 @@ def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float
         return _JOINED_EQUAL if problem.kernel_size == problem.stride else _JOINED
     if joined > 1:
         return _APART
-    return _SCATTERED if phases < stride else _STAGED[DTYPE_BYTES[problem.dtype] == 2]
+    size = DTYPE_BYTES[problem.dtype]
+    if phases < stride:
+        results = problem.batch * problem.out_channels * problem.out_pixels * size
+        return _CACHED if results <= _CACHED_BYTES else _SCATTERED
+    return _STAGED[size == 2]
 
 
 @lru_cache(maxsize=4096)
