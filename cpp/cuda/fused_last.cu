@@ -98,8 +98,13 @@ FusedLastWork FusedLastCall::work() const {
   const std::int64_t sets = job.sets.value;
   const double chunks = double(job.chunks) / double(job.splits.value) / double(sets);
   const double copied = double(plan_->patches) * chunks * double(plan_->patch_copied);
-  return {std::int64_t(job.tiles),        job.pairs * chunks,  copied, job.resident,
-          std::int64_t(job.splits.value), plan_->packed_bytes, plan_->source_bytes / plan_->batch * job.batch};
+  return {std::int64_t(job.tiles),
+          job.pairs * chunks,
+          copied,
+          job.resident,
+          std::int64_t(job.splits.value),
+          plan_->packed_bytes,
+          plan_->source_bytes / plan_->batch * job.batch};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {

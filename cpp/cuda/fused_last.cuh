@@ -17,8 +17,8 @@
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
 // multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that
-// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another. For some of them
-// warps beside the copying thread *transpose* boxes of planes to patches, in place of a launch ahead that packs the source.
+// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another. For some of
+// them warps beside the copying thread *transpose* boxes of planes to patches, in place of a launch ahead that packs the source.
 #pragma once
 
 #include "divide.cuh"
@@ -160,9 +160,9 @@ struct LastJob {
   float slope;
   std::uint16_t first_patch[kMostLastSets + 1];
   std::uint16_t set_stages[kMostLastSets];  // of a chunk of the weights of a set
-  LastPhase phases[kMostLastPhases];      // [set][kPhases]
-  LastPatch patch[kMostLastPatches + 1];  // behind one that ends with no pairs
-  std::uint32_t pair[kMostLastPairs];     // rows of the patch; from bit 16 on the phase in its set, from bit 20 on the tap
+  LastPhase phases[kMostLastPhases];        // [set][kPhases]
+  LastPatch patch[kMostLastPatches + 1];    // behind one that ends with no pairs
+  std::uint32_t pair[kMostLastPairs];       // rows of the patch; from bit 16 on the phase in its set, from bit 20 on the tap
 };
 static_assert(sizeof(LastJob) <= 3776, "with the descriptions of source and weights and the pointers it is a launch's arguments");
 
@@ -230,7 +230,7 @@ UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
 }
 
 struct LastBarriers {
-  std::uint64_t turn[2];  // of warpgroups that alternate
+  std::uint64_t turn[2];                                                    // of warpgroups that alternate
   std::uint64_t piece_full[kMostLastPieces], piece_empty[kMostLastPieces];  // of planes that are transposed
   alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];

@@ -1,5 +1,5 @@
-// What the planner of tiles of the fused method by boxes of channels needs whose warpgroups alternate: whether sets are alike, and
-// how planes that are read or transposed, and results that the copy engine stores, are described; host code, for one source.
+// What the planner of tiles of the fused method by boxes of channels needs whose warpgroups alternate: whether sets are alike,
+// and how planes that are read or transposed, and results that the copy engine stores, are described; host code, for one source.
 #pragma once
 
 #include "fused_last_cut.cuh"

@@ -111,8 +111,8 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     const LastTaken taken = last_taken(job, tile);
     at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
   }
-  __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result, Value* y,
-                                              unsigned char* staging) const {
+  __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result,
+                                              Value* y, unsigned char* staging) const {
     if constexpr (Tile::kToPlanes) {
       if (Tile::kPhases == 3 || job.loose) return LastLooseStore<Value, Tile>{{{job, place, bias, result, staging}}}.run(sums, y);
     }

@@ -1,5 +1,5 @@
-// The end of tiles of the fused method by boxes of channels to results in planes whose rows are no whole vectors, or begin at none:
-// lanes store them, some channels of the tile at a time.
+// The end of tiles of the fused method by boxes of channels to results in planes whose rows are no whole vectors, or begin at
+// none: lanes store them, some channels of the tile at a time.
 //   staging  [warpgroup][buffers][channel][results of all positions]   lines 16 bytes longer than their results
 #pragma once
 

@@ -12,10 +12,10 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 // Cycles (H200): of a product over those that it takes by itself, and of one beside them; of blocks that wait for each other, and
 // of 16 bytes of sums that a thread has from another block.
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
-constexpr double kLeastKeeping = 0.9;    // of the blocks at once, where each keeps its weights
-constexpr std::int64_t kLeastAhead = 3;  // patches beside weights that stay
+constexpr double kLeastKeeping = 0.9;               // of the blocks at once, where each keeps its weights
+constexpr std::int64_t kLeastAhead = 3;             // patches beside weights that stay
 constexpr std::int64_t kLeastTransposedStages = 4;  // of weights, before planes are copied further ahead
-constexpr std::int64_t kMostSplits = 8;  // blocks of a cluster
+constexpr std::int64_t kMostSplits = 8;             // blocks of a cluster
 // Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
 // took two turns.
 constexpr std::int64_t kGroupBlocks = 16, kGroups = 7;
@@ -214,7 +214,8 @@ class LastPlanner : LastAlternator {
     plan_.mixes = !job.resident && job.splits.value == 1 && !are_sets_alike();
     if (job.resident) stages = kept;
     if (tile_.transposes) {
-      while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most) ++stages;
+      while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most)
+        ++stages;
       while (job.pieces < 2 * pieces_of_patch && patches * job.patch_bytes + stages * stage + job.piece_bytes <= most)
         ++job.pieces, most -= job.piece_bytes;
     }

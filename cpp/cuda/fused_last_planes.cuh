@@ -1,6 +1,6 @@
 // The end of tiles of the fused method by boxes of channels to results in planes: they are turned on their way through shared
-// memory, and the copy engine stores runs of a row, in some of the tile's channels at a time (fused_last_loose.cuh: lanes do, where
-// rows are no whole vectors).
+// memory, and the copy engine stores runs of a row, in some of the tile's channels at a time (fused_last_loose.cuh: lanes do,
+// where rows are no whole vectors).
 //   staging  [warpgroup][buffers][run of positions][channel][results of the run]   swizzled where those are 64 or 128 bytes
 #pragma once
 
@@ -84,8 +84,8 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
 template <typename Value, typename Tile>
 struct LastPlanesStore : LastPlanesValues<Value, Tile> {
   using Base = LastPlanesValues<Value, Tile>;
-  using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::meet_warpgroup, Base::kPixelBytes,
-      Base::kWords, Base::kPairs, Base::kParts, Base::kEights, Base::kColumns;
+  using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::meet_warpgroup, Base::kPixelBytes, Base::kWords,
+      Base::kPairs, Base::kParts, Base::kEights, Base::kColumns;
   using typename Base::Sums;
 
   // Of rows of kRow bytes; 0: of others, in order. A lane holds positions lane / 4 and the eighth behind it, channels 2 * (lane %
@@ -102,8 +102,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
       for (int odd = 0; odd < (kPairs ? 1 : 2); ++odd) {
         const std::int32_t channel = lane() % 4 * 2 + (kPairs ? lane() / 4 % 2 : odd);
         const std::int32_t swizzle = kRow == 128 ? channel % 8 : kRow == 64 ? channel / 2 % 4 : 0;
-        unsigned char* const own =
-            to + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
+        unsigned char* const own = to + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16 + byte % 16;
 #pragma unroll
         for (int i = 0; i < Tile::kM * kEights; ++i) {
           const int m = i / kEights, eight = i % kEights;

@@ -51,10 +51,11 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
     const LastPlace& place = at.place;
     const std::uint32_t full = address(barriers.piece_full[buffer]);
     barrier_arrive_expecting(full, std::uint32_t(job.piece_bytes));
-    copy_box(piece(buffer), source,
-             {place.first[2] + (from.at[2] & ~(kEach - 1)), place.group * job.source_channels + at.chunk * kChunk + vector * kEach,
-              place.first[1] + from.at[1], place.first[0] + from.at[0], place.n},
-             full);
+    copy_box(
+        piece(buffer), source,
+        {place.first[2] + (from.at[2] & ~(kEach - 1)), place.group * job.source_channels + at.chunk * kChunk + vector * kEach,
+         place.first[1] + from.at[1], place.first[0] + from.at[0], place.n},
+        full);
   }
   __device__ __forceinline__ void copy_weight(const unsigned char* packed, const LastCursor& at, std::int32_t pair,
                                               std::int32_t pairs, std::uint32_t buffer) const {
@@ -72,10 +73,11 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
 
   // A unit is eight pixels of a row of pixels in 32 channels. Lane i reads channel i, and has then eight channels of pixel i % 8
   // written.
-  __device__ __forceinline__ void transpose_matrices(std::uint32_t from, std::uint32_t to, std::int32_t skip, std::uint32_t vector,
-                                                     std::uint32_t warp) const {
+  __device__ __forceinline__ void transpose_matrices(std::uint32_t from, std::uint32_t to, std::int32_t skip,
+                                                     std::uint32_t vector, std::uint32_t warp) const {
     const std::uint32_t lane = threadIdx.x % 32, pitch = std::uint32_t(job.pixels) * 2, eights = job.piece_row.value;
-    const std::uint32_t width = std::uint32_t(job.patch_width), lines = std::uint32_t(job.patch_lines), spare = address_of_spare();
+    const std::uint32_t width = std::uint32_t(job.patch_width), lines = std::uint32_t(job.patch_lines),
+                        spare = address_of_spare();
     std::uint32_t eight = warp, line = take_line(eight), step_eight = kWarps;
     const std::uint32_t step_line = take_line(step_eight), own = from + lane * pitch, own_vector = vector + lane / 8;
     const std::int32_t own_pixel = std::int32_t(lane % 8) - skip;
@@ -138,8 +140,8 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
         if constexpr (sizeof(Value) == 2) {
           transpose_matrices(piece(ring.at), patch(buffer.at), skip, std::uint32_t(vector), warp);
         } else {
-          transpose_words(this->memory + (piece(ring.at) - this->first_byte), this->memory + (patch(buffer.at) - this->first_byte),
-                          skip, std::uint32_t(vector), warp);
+          transpose_words(this->memory + (piece(ring.at) - this->first_byte),
+                          this->memory + (patch(buffer.at) - this->first_byte), skip, std::uint32_t(vector), warp);
         }
         __syncwarp();  // all lanes have read the piece
         if (lane == 0) barrier_arrive(address(barriers.piece_empty[ring.at]));

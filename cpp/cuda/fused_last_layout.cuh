@@ -1,0 +1,184 @@
+// How the tensors of the fused method by boxes of channels lie, and which tiles read and store them so; host code, for one
+// source.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "fused_last_plan.h"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMostLastCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
+constexpr std::int64_t kMostTurnedStep = 64;                   // so that eight positions are less than LastTurnedStore::Row holds
+constexpr std::int64_t kMostBox = 256, kMostBoxStep = 8;       // of an axis
+constexpr std::int64_t kMostBoxBytes = std::int64_t(1) << 40;  // from element to element of an axis
+constexpr std::int64_t kSector = 32;                           // bytes of memory that are written together
+
+using Triple = std::array<std::int64_t, 3>;
+
+class LastLayout {
+ public:
+  LastLayout(const Problem& p, const LastTileSize& tile, bool aligned)
+      : p_(p),
+        tile_(tile),
+        element_(element_bytes(p.dtype)),
+        chunk_bytes_(16 * tile.vectors),
+        forward_(p.op == Operator::kConvTranspose),
+        aligned_(aligned),
+        axes_{axis_d(p), axis_h(p), axis_w(p)} {
+    for (int i = 0; i < 3; ++i) {
+      positions_[i] = forward_ ? ceil_div(axes_[i].out, axes_[i].stride) : axes_[i].in;
+      source_step_[i] = forward_ ? 1 : axes_[i].stride, result_step_[i] = forward_ ? axes_[i].stride : 1;
+      source_size_[i] = forward_ ? axes_[i].in : axes_[i].out, result_size_[i] = forward_ ? axes_[i].out : axes_[i].in;
+    }
+    folded_ = folds();
+    if (folded_) source_step_ = {1, 1, 1};
+  }
+
+ protected:
+  const Strides& source_strides() const { return forward_ ? p_.x : p_.y; }
+  const Strides& result_strides() const { return forward_ ? p_.y : p_.x; }
+  std::int64_t source_channels() const { return forward_ ? in_channels_per_group(p_) : out_channels_per_group(p_); }
+  std::int64_t result_channels() const { return forward_ ? out_channels_per_group(p_) : in_channels_per_group(p_); }
+  std::int64_t chunk() const { return chunk_bytes_ / element_; }
+
+  // Whether boxes can be described of the source as it lies. Axes on which elements repeat are packed.
+  bool lies_in_boxes() const {
+    const Strides& s = source_strides();
+    if (s.c != 1 || !aligned_) return false;
+    const std::int64_t strides[] = {s.n, s.d, s.h, s.w}, sizes[] = {p_.batch, source_size_[0], source_size_[1], source_size_[2]};
+    for (int i = 0; i < 4; ++i) {
+      if (strides[i] < (sizes[i] > 1 ? 1 : 0) || strides[i] * element_ % 16 != 0) return false;
+      if (strides[i] * element_ >= kMostBoxBytes) return false;
+    }
+    return true;
+  }
+
+  // A source whose stride divides its height and width is folded: the pixels of a step along the width are channels of one, and
+  // the rows of a step along the height are a depth, so that boxes have no steps. Chunks end with their pixel.
+  bool folds() const {
+    const Axis &d = axes_[0], &h = axes_[1], &w = axes_[2];
+    if (forward_ || d.out != 1 || d.stride != 1 || d.kernel != 1 || d.pad != 0 || (h.stride == 1 && w.stride == 1)) return false;
+    const bool dense = !lies_in_boxes() || source_strides().w == source_channels() * p_.groups;
+    return dense && source_channels() % chunk() == 0 && h.out % h.stride == 0 && w.out % w.stride == 0;
+  }
+
+  bool sizes() {
+    for (int i = 0; i < 3; ++i) {
+      const Axis& a = axes_[i];
+      for (const std::int64_t size : {a.in, a.out, a.kernel, a.stride, a.pad, a.dilation})
+        if (size >= kMostLastCount) return false;
+      if (a.in * a.stride + a.kernel * a.dilation + a.pad >= kMostLastCount) return false;
+      if (source_step_[i] > kMostBoxStep) return false;
+    }
+    const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
+    if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
+    if (tile_.alternates && !(tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes())) return false;
+    if (tile_.transposes && !can_transpose()) return false;
+    if (tile_.turned) {
+      const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
+      if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
+    }
+    // Chunks end with their group: a NaN of the next one would meet zeros.
+    return p_.groups == 1 || source_channels() % chunk() == 0;
+  }
+
+  // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a
+  // row follow one another, with those of a row of taps. Rows and pixels of all phases are there.
+  bool stores_boxes() const {
+    const Strides& r = result_strides();
+    const std::int64_t piece = kLastPieceRow / element_, steps = r.n | r.d | r.h | r.w;
+    if (r.c != 1 || !aligned_ || steps * element_ % 16 != 0 || r.n < 0 || r.d < 0 || r.h < 0 || r.w <= 0) return false;
+    // One element repeats on an axis of more.
+    if ((r.n == 0 && p_.batch > 1) || (r.d == 0 && result_size_[0] > 1) || (r.h == 0 && result_size_[1] > 1)) return false;
+    const bool rows = is_flat() && p_.groups == 1 && r.w == result_channels() && result_step_[2] * r.w % piece == 0;
+    if (result_channels() % piece != 0 && !rows) return false;
+    if (result_size_[1] % result_step_[1] != 0 || result_size_[2] % result_step_[2] != 0) return false;
+    const std::int64_t planes = p_.batch * result_size_[0];
+    if (p_.batch > 1 && result_size_[0] > 1 && r.n != result_size_[0] * r.d) return false;
+    return planes < kMostLastCount &&
+           std::max({r.n, r.d, r.h * result_step_[1], r.w * result_step_[2]}) * element_ < kMostBoxBytes;
+  }
+  // The same of a tile's positions: samples and planes of a box follow one another, and planes end with their sample.
+  bool stores_box(std::int64_t planes, std::int64_t samples) const {
+    if (samples > 1 && result_size_[0] > 1) return false;
+    return planes == 1 || (result_step_[0] == 1 && positions_[0] % planes == 0);
+  }
+
+  // Whether axes of so many elements can be described behind one that is dense.
+  bool is_box(std::int64_t stride, std::int64_t size) const {
+    return size == 1 || (stride > 0 && stride * element_ % 16 == 0 && stride * element_ < kMostBoxBytes);
+  }
+  // Whether results lie in planes, and the tile's phases are those of the width.
+  bool stores_planes() const {
+    const Strides& r = result_strides();
+    const std::int64_t channels = result_channels(), step = result_step_[2];
+    if (r.w != 1 || r.c == 1 || tile_.phases != step || result_size_[2] < step) return false;
+    if (channels % 8 != 0) return false;                                         // lanes read the bias in eights
+    const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
+    return p_.groups == 1 || channels % part == 0;
+  }
+  // Whether those are stored as boxes: planes of whole vectors.
+  bool stores_boxes_of_planes() const {
+    const Strides& r = result_strides();
+    const Triple& sizes = result_size_;
+    // Stores of boxes cut a row behind its last vector, not behind its last element.
+    return aligned_ && tile_.phases != 3 && sizes[2] * element_ % 16 == 0 && is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) &&
+           is_box(r.c, result_channels() * p_.groups) && is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
+  }
+  // Whether x lies in planes of whole vectors, and each pixel has results of its own.
+  bool lies_in_planes() const {
+    const Strides& x = p_.x;
+    if (!forward_ || !aligned_ || !is_equal()) return false;
+    if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
+    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes();
+  }
+  // Whether boxes of some channels of the source can be described, pixels of a row innermost.
+  bool can_transpose() const {
+    const Strides& s = source_strides();
+    const Triple& sizes = source_size_;
+    if (!aligned_ || folded_ || s.w != 1 || s.c == 1) return false;
+    for (const std::int64_t step : source_step_)
+      if (step != 1) return false;
+    return is_box(s.h, sizes[1]) && is_box(s.d, sizes[0]) && is_box(s.c, source_channels() * p_.groups) && is_box(s.n, p_.batch);
+  }
+  // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole sectors,
+  // of which parts are stored 2.5 times as slowly (H200: rows of 112 bytes, 294 us where tiles with other ends take 179).
+  std::int64_t run_of_planes() const {
+    const std::int64_t pixel = tile_.phases * element_;
+    for (const std::int64_t row : {128, 64})
+      if (p_.in_w % (row / pixel) == 0) return row / pixel;
+    std::int64_t best = 0;
+    for (std::int64_t run = 1; run <= 64 && run * tile_.phases <= kMostBox; ++run) {
+      const bool whole = p_.in_w % run == 0 && run * pixel % kSector == 0;
+      if (whole && (best == 0 || 64 / run * run >= 64 / best * best)) best = run;
+    }
+    return best;
+  }
+
+  // Kernel and stride are equal, and nothing is cut or added.
+  bool is_equal() const {
+    for (const Axis& a : axes_)
+      if (a.kernel != a.stride || a.dilation != 1 || a.pad != 0 || a.out != a.in * a.stride) return false;
+    return true;
+  }
+  // All phases read one position: columns are taps times channels.
+  bool is_flat() const {
+    if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || result_channels() % (16 / element_) != 0) return false;
+    return is_equal();
+  }
+
+  const Problem p_;
+  const LastTileSize tile_;
+  const std::int64_t element_, chunk_bytes_;
+  const bool forward_;
+  const bool aligned_;
+  const Axis axes_[3];
+  bool folded_ = false;
+  Triple positions_, source_step_, result_step_, source_size_, result_size_;
+};
+
+}  // namespace
+}  // namespace upfold::cuda
