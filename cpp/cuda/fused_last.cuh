@@ -42,8 +42,9 @@ UPFOLD_INLINE constexpr int last_planes_buffers(int columns, int element) { retu
 // Bytes that a part of a warpgroup's results takes on its way: of boxes, or of lines of a channel, each 16 bytes longer than its
 // results, so that lanes of neighbouring channels do not meet in a bank.
 UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pixel_bytes, int element) {
-  const int channels = columns / last_planes_parts(element), bytes = channels * (rows * pixel_bytes + 16);
-  return (bytes + 1023) / 1024 * 1024;
+  // Lanes behind the end of a line of three phases read up to 256 bytes behind the last one.
+  const int spare = rows * pixel_bytes % 512 == 0 ? 0 : 256, line = rows * pixel_bytes + 16;
+  return (columns / last_planes_parts(element) * line + spare + 1023) / 1024 * 1024;
 }
 // The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
 // one leaves room for weights that stay.
