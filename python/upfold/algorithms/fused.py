@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_columns, fused_input, fused_last, fused_units, fused_weight
+from . import cuda, fused_beside, fused_columns, fused_input, fused_last, fused_units, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with
@@ -101,27 +101,6 @@ _ODD_INPUT, _ODD = 0.05, 1.8
 # Times as long as predicted where inputs are packed, by phases and channels of a tile: most of it is the weights that stream past
 # 128 or 64 units.
 _PACKED_STEPS = {(2, 128): 0.83, (4, 64): 1.2, (4, 128): 1.75}
-# How many times as long tiles took beside the others of the same layers as all this says: of TF32 and of 16-bit values, where
-# channels are innermost in the result, there with equal kernel and stride, and where they are not. Fitted to the choice among the
-# tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take 1 to 2 % longer than with the fastest
-# ones. Of 16-bit values tiles for one tap of each phase took 1.6 times as long as predicted and more where rows are odd.
-_BESIDE_OTHERS: tuple[tuple[dict[int, float], ...], ...] = (
-    (
-        {202: 0.85, 207: 0.91, 220: 1.05},
-        {208: 0.85, 219: 1.05},
-        {9: 0.94, 13: 1.05, 16: 1.1, 20: 1.3, 22: 1.09, 25: 1.6, 207: 0.95, 209: 1.05, 216: 0.95, 222: 0.75, 231: 0.75},
-    ),
-    (
-        {205: 0.85, 207: 0.91, 220: 0.9},
-        {},
-        dict.fromkeys(range(16, 28), 1.6) | {9: 0.94, 10: 1.05, 20: 1.0, 25: 2.0, 222: 0.95, 223: 1.05},
-    ),
-)
-# The same of gradients of the input, of tensors whose width is innermost and of others.
-_GRADIENTS_BESIDE_OTHERS: tuple[tuple[dict[int, float], ...], ...] = (
-    ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 203: 0.95, 213: 0.8, 228: 0.9}, {204: 0.9, 218: 0.9}),
-    ({1: 1.2, 104: 1.15, 110: 1.3, 201: 0.85, 204: 0.9, 217: 0.8}, {202: 1.05, 203: 0.9, 220: 1.05}),
-)
 # Microseconds more of a megabyte of a weight in channels_last, which packing reads one by one: of one layer (pix2pix 1024 -> 512
 # on 4 x 4), 51 us for 28.
 _TURNED_WEIGHT = 1.4
@@ -311,19 +290,10 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
         own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
-        if problem.dtype is torch.float32 and not problem.allow_tf32:
-            return own
-        beside = _GRADIENTS_BESIDE_OTHERS[DTYPE_BYTES[problem.dtype] == 2][problem.x_strides[1] == 1]
-        return {config: time * beside.get(config, 1.0) for config, time in own.items()}
+        return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
-    if problem.dtype is torch.float32 and not problem.allow_tf32:
-        return own
-    lies = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
-    beside = _BESIDE_OTHERS[DTYPE_BYTES[problem.dtype] == 2][lies]
-    if fused_last.lies(problem, device):  # rates of those were fitted to the choice
-        beside = {config: times for config, times in beside.items() if config < fused_last.FIRST}
-    return {config: time * beside.get(config, 1.0) for config, time in own.items()}
+    return fused_beside.compared(problem, own, device)
 
 
 @lru_cache(maxsize=4096)

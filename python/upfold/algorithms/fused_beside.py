@@ -1,0 +1,52 @@
+"""How long tiles of the fused method on a GPU took beside each other, where their predictions err to different sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..problem import DTYPE_BYTES, Operator, Problem
+from . import fused_last
+
+# How many times as long tiles took beside the others of the same layers as is predicted: of TF32 and of 16-bit values, where
+# channels are innermost in the result, there with equal kernel and stride, and where they are not. Fitted to the choice among the
+# tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take 1 to 2 % longer than with the fastest
+# ones.
+_FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
+    (
+        {202: 0.85, 207: 0.91, 220: 1.05},
+        {208: 0.85, 219: 1.05},
+        {9: 0.94, 13: 1.05, 16: 1.1, 18: 0.89, 20: 1.3, 22: 1.09, 23: 0.94, 28: 0.9}
+        | {207: 0.95, 209: 1.05, 216: 0.95, 222: 0.75, 231: 0.75},
+    ),
+    (
+        {205: 0.85, 207: 0.91, 220: 0.9},
+        {},
+        {9: 0.94, 10: 1.05, 18: 0.89, 22: 1.06, 23: 1.06, 25: 2.0, 27: 1.12, 222: 0.95, 223: 1.05},
+    ),
+)
+# And of some where rows of x are no whole vectors, beside tiles of boxes (Mask R-CNN, 14 x 14).
+_ODD_ROWS, _ODD_TILES, _VECTOR_BYTES = 1.7, (16, 17, 18, 19, 21, 22, 23, 24, 25, 26, 27), 16
+# The same of gradients of the input, of tensors whose width is innermost and of others.
+_GRADIENT: tuple[tuple[Mapping[int, float], ...], ...] = (
+    ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 203: 0.95, 213: 0.8, 228: 0.9}, {204: 0.9, 218: 0.9}),
+    ({1: 1.2, 104: 1.15, 110: 1.3, 201: 0.85, 204: 0.9, 217: 0.8}, {202: 1.05, 203: 0.9, 220: 1.05}),
+)
+
+
+def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict[int, float]:
+    """Return predicted times of tiles, by config, as they are set against each other."""
+    if problem.dtype is torch.float32 and not problem.allow_tf32:
+        return predicted
+    half = DTYPE_BYTES[problem.dtype] == 2
+    if problem.operator is Operator.CONV:
+        times = _GRADIENT[half][problem.x_strides[1] == 1]
+    else:
+        layout = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
+        times = _FORWARD[half][layout]
+        if layout == 2 and problem.in_size[2] * DTYPE_BYTES[problem.dtype] % _VECTOR_BYTES:
+            times = {**times, **dict.fromkeys(_ODD_TILES, _ODD_ROWS)}
+        if fused_last.lies(problem, device):  # rates of those were fitted to the choice
+            times = {config: factor for config, factor in times.items() if config < fused_last.FIRST}
+    return {config: time * times.get(config, 1.0) for config, time in predicted.items()}
