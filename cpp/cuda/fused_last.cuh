@@ -29,7 +29,7 @@
 namespace upfold::cuda {
 
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
-constexpr int kMostLastBuffers = 8, kMostLastStages = 32, kMostLastPieces = 4;
+constexpr int kMostLastBuffers = 8, kMostLastStages = 32, kMostLastSlices = 4;
 constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
 // Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
@@ -51,7 +51,7 @@ UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pi
 UPFOLD_INLINE constexpr int last_pieces_at_once(int row_bytes, int element) {
   return element == 4 || row_bytes / kLastPieceRow == 1 ? 1 : 2;
 }
-constexpr int kLastPieceVectors = 4;  // of channels of planes that warps of a block transpose at a time
+constexpr int kLastSliceVectors = 4;  // of channels of planes that warps of a block transpose at a time
 constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
@@ -140,8 +140,8 @@ struct LastJob {
   bool words;
   // Of planes that are transposed: bytes of a box, boxes at once, pixels of their rows, and those that a row of the patch has of
   // them; its rows; and by what a lane's pixels are counted: those of a row of the patch, or, of 16 bits, eights of a box's.
-  std::int32_t piece_bytes, pieces, pixels, patch_width, patch_lines;
-  Divisor piece_row;
+  std::int32_t slice_bytes, slices, pixels, patch_width, patch_lines;
+  Divisor slice_row;
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
   std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs
   std::int32_t group_pitch;       // rows of a patch from 8 positions of a product to the next
@@ -232,7 +232,7 @@ UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
 
 struct LastBarriers {
   std::uint64_t turn[2];                                                    // of warpgroups that alternate
-  std::uint64_t piece_full[kMostLastPieces], piece_empty[kMostLastPieces];  // of planes that are transposed
+  std::uint64_t slice_full[kMostLastSlices], slice_empty[kMostLastSlices];  // of planes that are transposed
   alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
 };

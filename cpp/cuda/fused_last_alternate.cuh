@@ -73,15 +73,15 @@ class LastAlternator : protected LastCutter {
     LastJob& job = plan_.job;
     const Strides& s = source_strides();
     const Triple patch = best_.patch();
-    const std::int64_t channels = source_channels() * p_.groups, pixels = piece_pixels(best_);
+    const std::int64_t channels = source_channels() * p_.groups, pixels = slice_pixels(best_);
     job.pixels = std::int32_t(pixels), job.patch_width = std::int32_t(patch[2]);
     job.patch_lines = std::int32_t(best_.rows / patch[2]);
-    job.piece_row = make_divisor(element_ == 2 ? pixels / 8 : patch[2]);
+    job.slice_row = make_divisor(element_ == 2 ? pixels / 8 : patch[2]);
     plan_.source = {p_.dtype,
                     {source_size_[2], channels, source_size_[1], source_size_[0], p_.batch},
                     {axis_bytes(s.c, channels), axis_bytes(s.h, source_size_[1]), axis_bytes(s.d, source_size_[0]),
                      axis_bytes(s.n, p_.batch)},
-                    {std::int32_t(pixels), std::int32_t(kLastPieceVectors * 16 / element_), std::int32_t(patch[1]),
+                    {std::int32_t(pixels), std::int32_t(kLastSliceVectors * 16 / element_), std::int32_t(patch[1]),
                      std::int32_t(patch[0]), std::int32_t(best_.samples)},
                     16,
                     256};

@@ -2,7 +2,7 @@
 //   patch    [buffers][row of the patch][16 bytes of channels]          swizzled
 //            [buffers][products][channel][64 pixels]                    swizzled; of 16-bit planes
 //            [buffers][products][2][channel][32 pixels]                 swizzled; of planes of floats
-//   piece    [pieces][depth, height][64 bytes of channels][pixels]      of planes that warps transpose to patches
+//   slice    [slices][depth, height][64 bytes of channels][pixels]      of planes that warps transpose to patches
 //   weight   [stages][pair][column][16 bytes of source channels]        swizzled; if packed, columns by channel_of_column
 //            [stages][pair][64 or 32 columns][source channel][channels of those columns]   swizzled; kByResult
 #pragma once
@@ -45,10 +45,10 @@ struct LastBlock {
     return job.patches * job.patch_bytes + job.stages * job.stage_pairs * kLastPairBytes<Tile>;
   }
   __device__ __forceinline__ unsigned char* staging() const { return memory + staging_byte(); }
-  __device__ __forceinline__ std::uint32_t piece(std::uint32_t buffer) const {
+  __device__ __forceinline__ std::uint32_t slice(std::uint32_t buffer) const {
     constexpr int kSize = int(sizeof(Value)), kBuffers = 2 * last_planes_buffers(Tile::kColumns, kSize);
     constexpr int kPart = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases * kSize, kSize);
-    return first_byte + std::uint32_t(staging_byte() + kBuffers * kPart) + buffer * std::uint32_t(job.piece_bytes);
+    return first_byte + std::uint32_t(staging_byte() + kBuffers * kPart) + buffer * std::uint32_t(job.slice_bytes);
   }
 
   __device__ __forceinline__ void make_barriers() const {
@@ -57,8 +57,8 @@ struct LastBlock {
         for (int i = 0; i < 2; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
       }
       if constexpr (Tile::kTransposes) {
-        for (int i = 0; i < job.pieces; ++i) barrier_make(address(barriers.piece_full[i]), 1);
-        for (int i = 0; i < job.pieces; ++i) barrier_make(address(barriers.piece_empty[i]), Tile::kWriters);
+        for (int i = 0; i < job.slices; ++i) barrier_make(address(barriers.slice_full[i]), 1);
+        for (int i = 0; i < job.slices; ++i) barrier_make(address(barriers.slice_empty[i]), Tile::kWriters);
       }
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_full[i]), Tile::kWriters);
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kReaders);

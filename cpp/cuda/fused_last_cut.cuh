@@ -12,8 +12,8 @@ namespace {
 constexpr std::int64_t kLastFixedBytes = 3 << 10;  // of barriers, and of the alignment of the first patch
 constexpr double kStoreBytesPerCycle = 20.0;       // of a multiprocessor, to memory
 constexpr double kLoadBytesPerCycle = 40.0;        // from the second-level cache
-constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps
-constexpr std::int64_t kLeastPieces = 2;           // of planes that are transposed
+constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps; an estimate
+constexpr std::int64_t kLeastSlices = 2;           // of planes that are transposed
 
 class LastCutter : protected LastLayout {
  public:
@@ -134,13 +134,13 @@ class LastCutter : protected LastLayout {
     return most;
   }
   // Pixels of a row of such a box: an odd number of vectors.
-  std::int64_t piece_pixels(const Cut& cut) const {
+  std::int64_t slice_pixels(const Cut& cut) const {
     const std::int64_t vectors = ceil_div(cut.skip + cut.patch()[2], 16 / element_);
     return (vectors | 1) * (16 / element_);
   }
-  std::int64_t piece_bytes(const Cut& cut) const {
+  std::int64_t slice_bytes(const Cut& cut) const {
     if (!tile_.transposes) return 0;
-    return cut.rows / cut.patch()[2] * piece_pixels(cut) * 16 * kLastPieceVectors;
+    return cut.rows / cut.patch()[2] * slice_pixels(cut) * 16 * kLastSliceVectors;
   }
 
   std::int64_t staged_bytes() const {
@@ -168,9 +168,9 @@ class LastCutter : protected LastLayout {
     }
     cut.rows = cut.samples * patch[0] * patch[1] * patch[2];
     const std::int64_t bytes = std::max(cut.rows, cut.is_dense() ? tile_rows() : 0) * chunk_bytes_;
-    if (2 * round_up(bytes) + 2 * pair_bytes() + kLeastPieces * piece_bytes(cut) > most_shared_ || cut.rows >= INT16_MAX)
+    if (2 * round_up(bytes) + 2 * pair_bytes() + kLeastSlices * slice_bytes(cut) > most_shared_ || cut.rows >= INT16_MAX)
       return false;
-    if (tile_.transposes && piece_pixels(cut) > kMostBox) return false;
+    if (tile_.transposes && slice_pixels(cut) > kMostBox) return false;
     const double products = double(pairs_.size()) * double(tile_rows() * tile_.columns * chunk_bytes_) / 4096;
     const double loads = double(cut.patches * cut.rows * chunk_bytes_) + double(std::int64_t(pairs_.size()) * pair_bytes());
     const double transposed = tile_.transposes ? double(cut.patches * cut.rows * chunk_bytes_) / kTransposedBytesPerCycle : 0;

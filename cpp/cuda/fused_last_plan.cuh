@@ -68,7 +68,7 @@ class LastPlanner : LastAlternator {
       begin = ends[q];
     }
     for (; set < sets_; ++set) job.first_patch[set + 1] = std::uint16_t(ends.size());
-    plan_.patch_copied = tile_.transposes ? piece_bytes(best_) * tile_.vectors / kLastPieceVectors : best_.rows * chunk_bytes_;
+    plan_.patch_copied = tile_.transposes ? slice_bytes(best_) * tile_.vectors / kLastSliceVectors : best_.rows * chunk_bytes_;
     for (int product = 0; product < tile_.products; ++product) job.rows[product] = std::int16_t(row_of(first_position(product)));
     const bool stacked = !best_.is_dense() && (best_.box[2] == 8 || best_.beside > 1);
     job.group_pitch = std::int32_t(stacked ? patch[2] : 8);
@@ -199,9 +199,9 @@ class LastPlanner : LastAlternator {
     const std::int64_t stage = job.stage_pairs * pair_bytes();
     for (std::int64_t set = 0; set < sets_; ++set) job.set_stages[set] = std::uint16_t(stages_of(set) / job.chunks);
     std::int64_t patches = 2, stages = 2;
-    const std::int64_t pieces_of_patch = tile_.transposes ? tile_.vectors / kLastPieceVectors : 0;
-    job.pieces = tile_.transposes ? kLeastPieces : 0, job.piece_bytes = std::int32_t(piece_bytes(best_));
-    std::int64_t most = most_shared_ - job.pieces * job.piece_bytes;
+    const std::int64_t slices_of_patch = tile_.transposes ? tile_.vectors / kLastSliceVectors : 0;
+    job.slices = tile_.transposes ? kLeastSlices : 0, job.slice_bytes = std::int32_t(slice_bytes(best_));
+    std::int64_t most = most_shared_ - job.slices * job.slice_bytes;
     if (patches * job.patch_bytes + stages * stage > most) return false;
     // A block that takes every so many tiles keeps its columns, its set and its group, and so their weights.
     const std::int64_t slabs = sets_ * p_.groups * job.column_tiles.value, at_once = kLastAimBlocks * tile_.blocks;
@@ -216,8 +216,8 @@ class LastPlanner : LastAlternator {
     if (tile_.transposes) {
       while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most)
         ++stages;
-      while (job.pieces < 2 * pieces_of_patch && patches * job.patch_bytes + stages * stage + job.piece_bytes <= most)
-        ++job.pieces, most -= job.piece_bytes;
+      while (job.slices < 2 * slices_of_patch && patches * job.patch_bytes + stages * stage + job.slice_bytes <= most)
+        ++job.slices, most -= job.slice_bytes;
     }
     for (bool grown = true; grown;) {
       const std::int64_t left = most - patches * job.patch_bytes - stages * stage;
@@ -232,7 +232,7 @@ class LastPlanner : LastAlternator {
     if (tile_.alternates && !alternate()) return false;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     plan_.shared_bytes =
-        int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes() + job.pieces * job.piece_bytes);
+        int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes() + job.slices * job.slice_bytes);
     return true;
   }
   bool weights() {

@@ -12,24 +12,24 @@ namespace upfold::cuda {
 template <typename Value, typename Tile, LastWeights kWeights>
 struct LastTransposer : LastBlock<Value, Tile, kWeights> {
   using Base = LastBlock<Value, Tile, kWeights>;
-  using Base::job, Base::barriers, Base::address, Base::patch, Base::weight, Base::piece, Base::kChunk;
+  using Base::job, Base::barriers, Base::address, Base::patch, Base::weight, Base::slice, Base::kChunk;
   static constexpr std::int32_t kEach = 16 / int(sizeof(Value));  // values of a vector
   static constexpr int kWarps = Tile::kWriters, kRowBytes = 16 * Tile::kVectors;
   static constexpr int kAtOnce = 4;  // units of matrices that a warp reads before it writes
 
-  // One thread: pieces of all patches, and their weights, each as soon as there is room for it.
+  // One thread: slices of all patches, and their weights, each as soon as there is room for it.
   __device__ __forceinline__ void copy(const BoxMap& source, const unsigned char* packed) const {
     await_previous();  // which packs the weights
     LastCursor from, of;
     from.start(job, blockIdx.x), of.start(job, blockIdx.x);
-    Ring ring(job.pieces), stage(job.stages);
+    Ring ring(job.slices), stage(job.stages);
     std::int32_t vector = 0, pair = of.has_ended(job) ? 0 : job.patch[of.patch - 1].end;
     const std::uint32_t first = of.tile;
     bool is_weight_left = !of.has_ended(job);
     while (is_weight_left || !from.has_ended(job)) {
-      if (!from.has_ended(job) && barrier_passed(address(barriers.piece_empty[ring.at]), ring.parity ^ 1)) {
-        copy_piece(source, from, vector, ring.at);
-        ring.next(), vector += kLastPieceVectors;
+      if (!from.has_ended(job) && barrier_passed(address(barriers.slice_empty[ring.at]), ring.parity ^ 1)) {
+        copy_slice(source, from, vector, ring.at);
+        ring.next(), vector += kLastSliceVectors;
         if (vector == Tile::kVectors) vector = 0, from.next(job);
       }
       if (is_weight_left && barrier_passed(address(barriers.empty[stage.at]), stage.parity ^ 1)) {
@@ -45,14 +45,14 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
     }
   }
   // Some channels of a patch as they lie, from whole vectors of pixels on.
-  __device__ __forceinline__ void copy_piece(const BoxMap& source, const LastCursor& at, std::int32_t vector,
+  __device__ __forceinline__ void copy_slice(const BoxMap& source, const LastCursor& at, std::int32_t vector,
                                              std::uint32_t buffer) const {
     const LastPatch& from = job.patch[at.patch];
     const LastPlace& place = at.place;
-    const std::uint32_t full = address(barriers.piece_full[buffer]);
-    barrier_arrive_expecting(full, std::uint32_t(job.piece_bytes));
+    const std::uint32_t full = address(barriers.slice_full[buffer]);
+    barrier_arrive_expecting(full, std::uint32_t(job.slice_bytes));
     copy_box(
-        piece(buffer), source,
+        slice(buffer), source,
         {place.first[2] + (from.at[2] & ~(kEach - 1)), place.group * job.source_channels + at.chunk * kChunk + vector * kEach,
          place.first[1] + from.at[1], place.first[0] + from.at[0], place.n},
         full);
@@ -75,7 +75,7 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
   // written.
   __device__ __forceinline__ void transpose_matrices(std::uint32_t from, std::uint32_t to, std::int32_t skip,
                                                      std::uint32_t vector, std::uint32_t warp) const {
-    const std::uint32_t lane = threadIdx.x % 32, pitch = std::uint32_t(job.pixels) * 2, eights = job.piece_row.value;
+    const std::uint32_t lane = threadIdx.x % 32, pitch = std::uint32_t(job.pixels) * 2, eights = job.slice_row.value;
     const std::uint32_t width = std::uint32_t(job.patch_width), lines = std::uint32_t(job.patch_lines),
                         spare = address_of_spare();
     std::uint32_t eight = warp, line = take_line(eight), step_eight = kWarps;
@@ -98,7 +98,7 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
   // Of a number of units: whole rows; `unit` becomes what is left.
   __device__ __forceinline__ std::uint32_t take_line(std::uint32_t& unit) const {
     std::uint32_t line = unit;
-    unit = take(job.piece_row, line);
+    unit = take(job.slice_row, line);
     return line;
   }
   __device__ __forceinline__ std::uint32_t address_of_spare() const {
@@ -113,14 +113,14 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
 #pragma unroll 1
     for (std::uint32_t pixel = warp * 32 + threadIdx.x % 32; pixel < pixels; pixel += kWarps * 32) {
       std::uint32_t line = pixel;
-      const std::uint32_t w = take(job.piece_row, line) + std::uint32_t(skip);
-      const unsigned char* const own = from + line * (kLastPieceVectors * 4) * pitch + w * 4;
-      std::uint32_t words[kLastPieceVectors * 4];
+      const std::uint32_t w = take(job.slice_row, line) + std::uint32_t(skip);
+      const unsigned char* const own = from + line * (kLastSliceVectors * 4) * pitch + w * 4;
+      std::uint32_t words[kLastSliceVectors * 4];
 #pragma unroll
-      for (int i = 0; i < kLastPieceVectors * 4; ++i)
+      for (int i = 0; i < kLastSliceVectors * 4; ++i)
         words[i] = *reinterpret_cast<const std::uint32_t*>(own + std::uint32_t(i) * pitch);
 #pragma unroll
-      for (int i = 0; i < kLastPieceVectors; ++i)
+      for (int i = 0; i < kLastSliceVectors; ++i)
         *reinterpret_cast<uint4*>(to + place_of(pixel, vector + i)) = {words[4 * i], words[4 * i + 1], words[4 * i + 2],
                                                                        words[4 * i + 3]};
     }
@@ -129,22 +129,22 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
   // The warps behind the one that copies: the patches of all tiles of the block in their order.
   __device__ __forceinline__ void transpose() const {
     const std::uint32_t warp = threadIdx.x / 32 - Tile::kWarps - 1, lane = threadIdx.x % 32;
-    Ring buffer(job.patches), ring(job.pieces);
+    Ring buffer(job.patches), ring(job.slices);
     LastCursor at;
     for (at.start(job, blockIdx.x); !at.has_ended(job); at.next(job), buffer.next()) {
       const std::int32_t skip = job.patch[at.patch].at[2] & (kEach - 1);
       barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
 #pragma unroll 1
-      for (int vector = 0; vector < Tile::kVectors; vector += kLastPieceVectors, ring.next()) {
-        barrier_wait(address(barriers.piece_full[ring.at]), ring.parity);
+      for (int vector = 0; vector < Tile::kVectors; vector += kLastSliceVectors, ring.next()) {
+        barrier_wait(address(barriers.slice_full[ring.at]), ring.parity);
         if constexpr (sizeof(Value) == 2) {
-          transpose_matrices(piece(ring.at), patch(buffer.at), skip, std::uint32_t(vector), warp);
+          transpose_matrices(slice(ring.at), patch(buffer.at), skip, std::uint32_t(vector), warp);
         } else {
-          transpose_words(this->memory + (piece(ring.at) - this->first_byte),
+          transpose_words(this->memory + (slice(ring.at) - this->first_byte),
                           this->memory + (patch(buffer.at) - this->first_byte), skip, std::uint32_t(vector), warp);
         }
-        __syncwarp();  // all lanes have read the piece
-        if (lane == 0) barrier_arrive(address(barriers.piece_empty[ring.at]));
+        __syncwarp();  // all lanes have read the slice
+        if (lane == 0) barrier_arrive(address(barriers.slice_empty[ring.at]));
       }
       publish_to_products();
       __syncwarp();  // all have written

@@ -58,7 +58,8 @@ _TURNED = 9
 # and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
 # bits); and where the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.12, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
-_CACHED, _CACHED_BYTES = 1.7, 32 << 20  # such results each by itself that the second-level cache holds, up to so many bytes
+# Results each by itself that the second-level cache holds, up to so many bytes: of one layer (EnCodec 256 -> 128).
+_CACHED, _CACHED_BYTES = 1.7, 32 << 20
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
