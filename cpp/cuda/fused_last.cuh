@@ -39,12 +39,12 @@ UPFOLD_INLINE constexpr int last_planes_parts(int element) { return element == 4
 // The buffers in which parts take turns: two leave less for patches and weights, of which tiles of many columns need more (H200,
 // 222 on k2 s2 with 256 to 1024 channels: 4 to 9 % slower with two).
 UPFOLD_INLINE constexpr int last_planes_buffers(int columns, int element) { return element == 4 && columns <= 64 ? 2 : 1; }
-// Bytes that a part of a warpgroup's results takes on its way: of boxes, or of lines of a channel, each 16 bytes longer than its
-// results, so that lanes of neighbouring channels do not meet in a bank.
-UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pixel_bytes, int element) {
-  // Lanes behind the end of a line of three phases read up to 256 bytes behind the last one.
-  const int spare = rows * pixel_bytes % 512 == 0 ? 0 : 256, line = rows * pixel_bytes + 16;
-  return (columns / last_planes_parts(element) * line + spare + 1023) / 1024 * 1024;
+// Bytes that a part of a warpgroup's results takes on its way: of boxes, whose positions have so many bytes in one row of
+// phases, or of lines of a channel, each 16 bytes longer than its results, so that lanes of neighbouring channels do not meet in
+// a bank, and that a lane reads the vector behind its own.
+UPFOLD_INLINE constexpr int last_planes_part_bytes(int rows, int columns, int pixel_bytes, int element, bool lines) {
+  const int line = rows * pixel_bytes + (lines ? 16 : 0);
+  return (columns / last_planes_parts(element) * line + 1023) / 1024 * 1024;
 }
 // The pieces that a warpgroup has room for, of rows of so many bytes in all phases: of floats, of which there are twice as many,
 // one leaves room for weights that stay.
@@ -59,11 +59,12 @@ constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their v
 template <int kM_, int kSub8_, int kPhases_, int kBlocks_, int kVectors_>
 struct LastTileBase {
   static constexpr int kM = kM_, kSub8 = kSub8_, kPhases = kPhases_, kBlocks = kBlocks_, kVectors = kVectors_;
+  static constexpr int kRowPhases = kPhases;  // those of a row of the result, of which there are kPhases / kRowPhases
   static constexpr int kWarps = 8;
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
-  static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false;
+  static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -88,13 +89,20 @@ struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
 };
 // And of sources whose channels are innermost, or are packed so, to results in planes.
-template <int kM, int kSub8, int kPhases, int kVectors>
+template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases_ = kPhases>
 struct LastToPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors> {
   static constexpr bool kToPlanes = true;
+  static constexpr int kRowPhases = kRowPhases_;
+  static_assert(kPhases % kRowPhases == 0, "whole rows of phases");
+};
+// Of those the ones whose phases have a tap each, of one position (LastJob::whole).
+template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases>
+struct LastWholeTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases> {
+  static constexpr bool kWhole = true;
 };
 // And of sources in planes whose boxes of some channels are transposed to patches by warps beside the one that copies.
-template <int kM, int kSub8, int kPhases, int kVectors>
-struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors> {
+template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases>
+struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases> {
   static constexpr bool kTransposes = true;
   static constexpr int kWriters = 3, kCopyRegisters = 56, kMultiplyRegisters = 224;
 };
@@ -136,11 +144,17 @@ struct LastJob {
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
   bool whole;  // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
-  bool loose;  // there: results in planes that are no boxes are stored by lanes, in words where they begin at such
-  bool words;
-  // Of planes that are transposed: bytes of a box, boxes at once, pixels of their rows, and those that a row of the patch has of
-  // them; its rows; and by what a lane's pixels are counted: those of a row of the patch, or, of 16 bits, eights of a box's.
-  std::int32_t slice_bytes, slices, pixels, patch_width, patch_lines;
+  // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or (`shifted`) as aligned
+  // vectors with what is left of a run at both ends. A run is of results that lie together in a line of a channel and in y: of a
+  // row of a tile, or of all rows of its plane where these follow one another (`plane_runs`).
+  bool loose, shifted, plane_runs;
+  std::int8_t unit;
+  Divisor run_results;
+  std::int32_t run_positions;
+  // Of planes that are transposed: bytes of a box, boxes at once, where they begin, pixels of their rows, and those that a row of
+  // the patch has of them; its rows; and by what a lane's pixels are counted: those of a row of the patch, or, of 16 bits, eights
+  // of a box's.
+  std::int32_t slice_bytes, slices, first_slice, pixels, patch_width, patch_lines;
   Divisor slice_row;
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
   std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs

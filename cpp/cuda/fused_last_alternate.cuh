@@ -7,13 +7,16 @@
 namespace upfold::cuda {
 namespace {
 
+// Bytes of runs that are stored as vectors whatever they begin at, and of units that such vectors are faster than.
+constexpr std::int64_t kLeastShiftedRun = 256, kMostShiftedUnit = 2;
+
 class LastAlternator : protected LastCutter {
  protected:
   using LastCutter::LastCutter;
 
   bool alternate() {
     LastJob& job = plan_.job;
-    job.whole = is_whole();
+    job.whole = job.stage_pairs == tile_.phases && has_whole_sets();
     if (tile_.planes && !job.whole) return false;
     if (tile_.planes) describe_planes();
     if (tile_.transposes) describe_transposed();
@@ -31,9 +34,10 @@ class LastAlternator : protected LastCutter {
     }
     return true;
   }
-  bool is_whole() const {
+  // Whether sets have a patch each, and their phases a tap each, of one position.
+  bool has_whole_sets() const {
     const LastJob& job = plan_.job;
-    bool whole = job.stage_pairs == tile_.phases && plan_.patches == sets_ && std::int64_t(pairs_.size()) == sets_ * tile_.phases;
+    bool whole = plan_.patches == sets_ && std::int64_t(pairs_.size()) == sets_ * tile_.phases;
     for (std::size_t i = 0; i < pairs_.size() && whole; ++i) {
       const std::size_t first = i / std::size_t(tile_.phases) * std::size_t(tile_.phases);
       whole = (job.pair[i] >> 16 & 0xf) == i - first && (job.pair[i] & 0xffff) == (job.pair[first] & 0xffff);
@@ -101,16 +105,20 @@ class LastAlternator : protected LastCutter {
   void describe_planes_of_result() {
     LastJob& job = plan_.job;
     const Strides& r = result_strides();
-    const std::int64_t channels = result_channels() * p_.groups, pixel = tile_.phases * element_;
+    const std::int64_t channels = result_channels() * p_.groups, pixel = tile_.row_phases * element_;
     job.loose = !stores_boxes_of_planes();
     if (job.loose) {
-      job.kept = 64, job.words = element_ == 4 || (r.n | r.c | r.d | r.h | result_size_[2]) % 2 == 0;
+      const std::int64_t run = run_results(best_);
+      job.kept = std::int32_t(tile_.planes ? 64 : best_.box[0] * best_.box[1] * best_.box[2] * best_.samples);
+      job.run_results = make_divisor(run), job.run_positions = std::int32_t(run_positions(best_));
+      job.plane_runs = has_plane_runs(best_), job.unit = std::int8_t(unit_of_runs(best_, 16));
+      job.shifted = job.unit <= kMostShiftedUnit && run * element_ % 16 == 0 && run * element_ >= kLeastShiftedRun;
       return;
     }
     std::int64_t run = std::min<std::int64_t>(best_.box[2], 128 / pixel);
     if (tile_.planes) run = run_of_planes();
     job.run = std::int32_t(run), job.kept = tile_.planes ? 64 / job.run * job.run : 64;
-    const std::int32_t row = std::int32_t(run * tile_.phases), bytes = std::int32_t(run * pixel);
+    const std::int32_t row = std::int32_t(run * tile_.row_phases), bytes = std::int32_t(run * pixel);
     plan_.result = {p_.dtype,
                     {result_size_[2], result_size_[1], result_size_[0], channels, p_.batch},
                     {axis_bytes(r.h, result_size_[1]), axis_bytes(r.d, result_size_[0]), axis_bytes(r.c, channels),

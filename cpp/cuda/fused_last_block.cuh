@@ -46,9 +46,7 @@ struct LastBlock {
   }
   __device__ __forceinline__ unsigned char* staging() const { return memory + staging_byte(); }
   __device__ __forceinline__ std::uint32_t slice(std::uint32_t buffer) const {
-    constexpr int kSize = int(sizeof(Value)), kBuffers = 2 * last_planes_buffers(Tile::kColumns, kSize);
-    constexpr int kPart = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases * kSize, kSize);
-    return first_byte + std::uint32_t(staging_byte() + kBuffers * kPart) + buffer * std::uint32_t(job.slice_bytes);
+    return first_byte + std::uint32_t(job.first_slice) + buffer * std::uint32_t(job.slice_bytes);
   }
 
   __device__ __forceinline__ void make_barriers() const {

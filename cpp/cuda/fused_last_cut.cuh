@@ -2,6 +2,7 @@
 // positions of a tile; host code, for one source.
 #pragma once
 
+#include <numeric>
 #include <vector>
 
 #include "fused_last_layout.cuh"
@@ -13,7 +14,10 @@ constexpr std::int64_t kLastFixedBytes = 3 << 10;  // of barriers, and of the al
 constexpr double kStoreBytesPerCycle = 20.0;       // of a multiprocessor, to memory
 constexpr double kLoadBytesPerCycle = 40.0;        // from the second-level cache
 constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps; an estimate
-constexpr std::int64_t kLeastSlices = 2;           // of planes that are transposed
+// Sectors that runs of results which begin or end within one take beside their own, in times of theirs (H200: rows of 518 bytes
+// in runs of 64 took 182 us and of 512 aligned ones 49).
+constexpr double kCutSectors = 3.0;
+constexpr std::int64_t kLeastSlices = 2;  // of planes that are transposed
 
 class LastCutter : protected LastLayout {
  public:
@@ -147,8 +151,11 @@ class LastCutter : protected LastLayout {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
       const int element = int(element_), buffers = 2 * last_planes_buffers(tile_.columns, element);
-      if (tile_.to_planes)
-        return buffers * last_planes_part_bytes(int(tile_rows()), tile_.columns, tile_.phases * element, element);
+      if (tile_.to_planes) {
+        const bool lines = !stores_boxes_of_planes();
+        const int pixel = (lines ? tile_.phases : tile_.row_phases) * element;
+        return buffers * last_planes_part_bytes(int(tile_rows()), tile_.columns, pixel, element, lines);
+      }
       const int row = tile_.columns * tile_.phases * int(element_);
       return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
@@ -175,8 +182,8 @@ class LastCutter : protected LastLayout {
     const double loads = double(cut.patches * cut.rows * chunk_bytes_) + double(std::int64_t(pairs_.size()) * pair_bytes());
     const double transposed = tile_.transposes ? double(cut.patches * cut.rows * chunk_bytes_) / kTransposedBytesPerCycle : 0;
     const double cycles = std::max(loads / kLoadBytesPerCycle, transposed);
-    const double cost =
-        tiles * (store_cycles(cut) + std::max(products, cycles) + 0.2 * std::min(products, cycles) + 50.0 * double(cut.patches));
+    const double cost = tiles * (store_cycles(cut, tiles) + std::max(products, cycles) + 0.2 * std::min(products, cycles) +
+                                 50.0 * double(cut.patches));
     const bool better = cut.cost < 0 || cost < cut.cost;
     cut.cost = cost;
     return better;
@@ -184,13 +191,47 @@ class LastCutter : protected LastLayout {
 
   // Of channels that are not innermost: results of eight positions in all width phases of a set lie together, of wider tiles
   // those of more.
-  double store_cycles(const Cut& cut) const {
+  double store_cycles(const Cut& cut, double tiles) const {
     if (result_strides().c == 1) return 0;
+    if (tile_.to_planes && !stores_boxes_of_planes()) return loose_cycles(cut, tiles);
     const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
     const std::int64_t beside = cut.beside > 1 ? 8 * std::min<std::int64_t>(cut.beside, tile_.m) : cut.box[2];
     const std::int64_t run = std::min<std::int64_t>(beside, tile_.turned ? 64 : 16) * phases * element_;
     const double slow = (run >= 64 ? 1.0 : run >= 32 ? 1.3 : 2.5) + (tile_.turned && run < 128 ? 0.2 : 0.0);
     return slow * double(tile_rows() * tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
+  }
+
+  // Whether the rows of a tile in a plane of the result follow one another.
+  bool has_plane_runs(const Cut& cut) const {
+    const std::int64_t w = result_size_[2], rows = tile_.phases / tile_.row_phases;
+    return !tile_.planes && cut.box[2] * tile_.row_phases == w && result_strides().h == w && result_step_[1] == rows;
+  }
+  std::int64_t run_positions(const Cut& cut) const {
+    if (tile_.planes) return std::gcd(p_.in_w, std::int64_t(64));
+    return has_plane_runs(cut) ? cut.box[1] * cut.box[2] : cut.box[2];
+  }
+  std::int64_t run_results(const Cut& cut) const {
+    return run_positions(cut) * (has_plane_runs(cut) ? tile_.phases : tile_.row_phases);
+  }
+  // Runs that begin or end within a sector: others write the rest of it.
+  double loose_cycles(const Cut& cut, double tiles) const {
+    const std::int64_t run = run_results(cut) * element_;
+    const double slow = unit_of_runs(cut, kSector) == kSector ? 1.0 : 1.0 + kCutSectors * double(kSector) / double(run);
+    const double positions = double(p_.batch * positions_[0] * positions_[1] * positions_[2]) / tiles;  // that there are
+    return slow * positions * double(tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
+  }
+  // The largest unit, of a power of two of bytes up to `most`, at multiples of which runs begin and end, and tiles' lines too.
+  std::int64_t unit_of_runs(const Cut& cut, std::int64_t most) const {
+    const Strides& r = result_strides();
+    std::int64_t steps = run_results(cut);
+    if (p_.batch > 1) steps |= r.n;
+    if (result_channels() * p_.groups > 1) steps |= r.c;
+    if (result_size_[0] > 1) steps |= r.d;
+    if (result_size_[1] > 1) steps |= has_plane_runs(cut) ? result_size_[2] : r.h;
+    if (!has_plane_runs(cut)) steps |= result_size_[2];
+    std::int64_t unit = most;
+    while (steps * element_ % unit != 0) unit /= 2;
+    return unit;
   }
 
   bool choose() {
@@ -218,22 +259,25 @@ class LastCutter : protected LastLayout {
 
   // Rows of the patch follow one another: tiles of any size.
   void try_dense(Cut cut) {
-    const std::int64_t grain = tile_.to_planes || tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
-    const std::int64_t most = tile_.to_planes ? tile_rows() : std::min(ceil_div(positions_[2], grain) * grain, tile_rows());
+    const bool boxes = tile_.to_planes && stores_boxes_of_planes();
+    const std::int64_t grain = boxes || tile_.turned ? 2 : 1;  // two neighbours of a row are a lane's
+    const std::int64_t most = boxes ? tile_rows() : std::min(ceil_div(positions_[2], grain) * grain, tile_rows());
     for (std::int64_t w = most; w > 0; w -= grain) {
-      if (tile_.to_planes ? !is_row_of_planes(w) : !is_fair(positions_[2], w, grain)) continue;
+      if (boxes ? !is_row_of_planes(w) : !is_fair(positions_[2], w, grain)) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
         cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox});
+        // What parts of many samples store lies far apart (H200: 14 x 14 maps in rows of nine samples took half as long again).
+        if (tile_.to_planes && !boxes && (w < positions_[2] || h < positions_[1] || d < positions_[0])) cut.samples = 1;
         keep(cut);
       }
     }
   }
-  // Whether so many positions of a row are stored in planes: whole boxes of results, and fewer than eight if they are the row.
+  // Whether so many positions of a row are stored as boxes of planes: fewer than eight if they are the row.
   bool is_row_of_planes(std::int64_t w) const {
     if ((w & (w - 1)) != 0 || (w < 8 && w < positions_[2])) return false;
-    return w >= 8 || !stores_boxes_of_planes() || w * tile_.phases * element_ % 16 == 0;
+    return w >= 8 || w * tile_.row_phases * element_ % 16 == 0;
   }
   // Whether no smaller part makes as few parts, unless it is a multiple of eight.
   static bool is_fair(std::int64_t size, std::int64_t part, std::int64_t grain) {

@@ -54,11 +54,12 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
+  static constexpr bool kLines = Tile::kToPlanes && (Tile::kRowPhases == 3 || Tile::kRowPhases < Tile::kPhases);  // alone
 
   __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::int32_t (&own)[4], Reading& at) const {
     if constexpr (kFromRows) {
       this->multiply_rows(sums, place, own, at);
-    } else if constexpr (Tile::kFromPlanes) {
+    } else if constexpr (Tile::kFromPlanes || Tile::kWhole) {
       this->multiply_whole(sums, place, at);
     } else {
       // With products of phases behind branches too, or as one of two ways, the compiler would let none run beside another.
@@ -96,7 +97,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
         pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
       at.used.release();
       if constexpr (Tile::kAlternates) {
-        store_boxes(sums, place, bias, other, y, staging() + warpgroup * Boxes::kStaged);
+        store_boxes(sums, place, bias, other, y, warpgroup);
         pass_over(at, tile + gridDim.x);
       } else if (job.splits.value == 1) {
         Store{job, place, bias, y, staging()}.run(sums);
@@ -112,11 +113,12 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
   }
   __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result,
-                                              Value* y, unsigned char* staging) const {
+                                              Value* y, std::int32_t warpgroup) const {
     if constexpr (Tile::kToPlanes) {
-      if (Tile::kPhases == 3 || job.loose) return LastLooseStore<Value, Tile>{{{job, place, bias, result, staging}}}.run(sums, y);
+      using Loose = LastLooseStore<Value, Tile>;
+      if (kLines || job.loose) return Loose{{{job, place, bias, result, staging() + warpgroup * Loose::kStaged}}}.run(sums, y);
     }
-    if constexpr (!Tile::kToPlanes || Tile::kPhases != 3) Boxes{job, place, bias, result, staging}.run(sums);
+    if constexpr (!kLines) Boxes{job, place, bias, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
   }
 
   // Of a split reduction, in the block's only tile: it puts its sums where patches and weights were, adds some of all blocks of

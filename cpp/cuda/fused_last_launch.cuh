@@ -43,7 +43,7 @@ constexpr int kFirstTurned = 9;
   DO(23, Value, 2, 8, 2)                    \
   DO(24, Value, 4, 4, 2)                    \
   DO(25, Value, 1, 8, 4)
-// And those that store planes: kM, kSub8, kPhases, kVectors.
+// And those that store planes: kM, kSub8, kPhases, kVectors, and the phases of a row where these are fewer.
 #define UPFOLD_LAST_TO_PLANES_TILES(DO, Value) \
   DO(26, Value, 4, 4, 1, 8)                    \
   DO(27, Value, 4, 8, 1, 8)                    \
@@ -51,13 +51,14 @@ constexpr int kFirstTurned = 9;
   DO(29, Value, 2, 8, 2, 8)                    \
   DO(30, Value, 4, 4, 2, 8)                    \
   DO(31, Value, 1, 8, 3, 8)                    \
-  DO(32, Value, 1, 8, 4, 8)
+  DO(32, Value, 1, 8, 4, 8)                    \
+  DO(33, Value, 1, 8, 4, 8, 2)
 // And those that transpose planes first: the same.
 #define UPFOLD_LAST_TRANSPOSING_TILES(DO, Value) \
-  DO(33, Value, 4, 4, 1, 4)                      \
-  DO(34, Value, 2, 8, 2, 8)                      \
-  DO(35, Value, 4, 4, 2, 8)
-constexpr int kFirstAlternating = 18, kFirstTransposing = 33;
+  DO(34, Value, 4, 4, 1, 4)                      \
+  DO(35, Value, 2, 8, 2, 8)                      \
+  DO(36, Value, 4, 4, 2, 8)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 34;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -75,8 +76,9 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 33;
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastAlternatingTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastPlanesTile<__VA_ARGS__>)
-#define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...) \
-  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...)                      \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastWholeTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTransposingTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING(Value) \
@@ -197,7 +199,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
   if (job.joined > 1 && address % (job.joined * sizeof(Value)) != 0) job.joined = 1;
-  job.paired = job.paired && address % 4 == 0, job.words = job.words && address % 4 == 0;
+  job.paired = job.paired && address % 4 == 0;
+  while (job.unit > std::int8_t(sizeof(Value)) && address % job.unit != 0) job.unit /= 2;
   while (job.vector > 1 && address % (job.vector * sizeof(Value)) != 0) job.vector /= 2;
   const std::int64_t batch = plan.job.batch, tile_n = job.tile_n.value;
   for (std::int64_t n = 0; n < batch; n += plan.batch) {

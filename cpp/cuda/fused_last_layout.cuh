@@ -115,7 +115,10 @@ class LastLayout {
   bool stores_planes() const {
     const Strides& r = result_strides();
     const std::int64_t channels = result_channels(), step = result_step_[2];
-    if (r.w != 1 || r.c == 1 || tile_.phases != step || result_size_[2] < step) return false;
+    if (r.w != 1 || r.c == 1 || tile_.row_phases != step || result_size_[2] < step) return false;
+    // Tiles of some rows of phases store lines alone, and sets end with a row.
+    const std::int64_t rows = tile_.phases / tile_.row_phases, high = std::min(result_step_[1], result_size_[1]);
+    if (high % rows != 0 || (rows > 1 && stores_boxes_of_planes())) return false;
     if (channels % 8 != 0) return false;                                         // lanes read the bias in eights
     const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
     return p_.groups == 1 || channels % part == 0;
@@ -125,7 +128,7 @@ class LastLayout {
     const Strides& r = result_strides();
     const Triple& sizes = result_size_;
     // Stores of boxes cut a row behind its last vector, not behind its last element.
-    return aligned_ && tile_.phases != 3 && sizes[2] * element_ % 16 == 0 && is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) &&
+    return aligned_ && tile_.row_phases != 3 && sizes[2] * element_ % 16 == 0 && is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) &&
            is_box(r.c, result_channels() * p_.groups) && is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
   }
   // Whether x lies in planes of whole vectors, and each pixel has results of its own.
@@ -147,11 +150,11 @@ class LastLayout {
   // Pixels whose results are stored as one row: of 128 or 64 bytes, else as many as fill most of 64; 0: none make whole sectors,
   // of which parts are stored 2.5 times as slowly (H200: rows of 112 bytes, 294 us where tiles with other ends take 179).
   std::int64_t run_of_planes() const {
-    const std::int64_t pixel = tile_.phases * element_;
+    const std::int64_t pixel = tile_.row_phases * element_;
     for (const std::int64_t row : {128, 64})
       if (p_.in_w % (row / pixel) == 0) return row / pixel;
     std::int64_t best = 0;
-    for (std::int64_t run = 1; run <= 64 && run * tile_.phases <= kMostBox; ++run) {
+    for (std::int64_t run = 1; run <= 64 && run * tile_.row_phases <= kMostBox; ++run) {
       const bool whole = p_.in_w % run == 0 && run * pixel % kSector == 0;
       if (whole && (best == 0 || 64 / run * run >= 64 / best * best)) best = run;
     }

@@ -195,7 +195,7 @@ class LastPlanner : LastAlternator {
     const double pairs_of_patch = double(pairs_.size()) / double(std::max<std::int64_t>(1, plan_.patches));
     const std::int64_t most_pairs = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
     job.stage_pairs = std::int32_t(std::min<std::int64_t>(most_pairs, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
-    if (tile_.planes) job.stage_pairs = tile_.phases;
+    if (tile_.planes || (tile_.to_planes && !tile_.transposes && has_whole_sets())) job.stage_pairs = tile_.phases;
     const std::int64_t stage = job.stage_pairs * pair_bytes();
     for (std::int64_t set = 0; set < sets_; ++set) job.set_stages[set] = std::uint16_t(stages_of(set) / job.chunks);
     std::int64_t patches = 2, stages = 2;
@@ -231,6 +231,7 @@ class LastPlanner : LastAlternator {
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
     if (tile_.alternates && !alternate()) return false;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
+    job.first_slice = std::int32_t(patches * job.patch_bytes + stages * stage + staged_bytes());
     plan_.shared_bytes =
         int(patches * job.patch_bytes + stages * stage + kLastAlignment + staged_bytes() + job.slices * job.slice_bytes);
     return true;

@@ -14,38 +14,40 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
   using Base = LastStaged<Value, Tile>;
   using Base::job, Base::place, Base::lane;
   using typename Base::Sums;
-  static constexpr int kPixelBytes = Tile::kPhases * int(sizeof(Value));
+  static constexpr int kRowPhases = Tile::kRowPhases, kPhaseRows = Tile::kPhases / kRowPhases;  // of a row; rows of phases
+  static constexpr int kPixelBytes = kRowPhases * int(sizeof(Value));                           // of a position in a row
   static constexpr int kWords = (kPixelBytes + 3) / 4;
   static constexpr bool kPairs = kPixelBytes == 2;  // a word has two positions
   static constexpr int kParts = last_planes_parts(int(sizeof(Value))), kEights = Tile::kSub8 / kParts;
   static constexpr int kColumns = 8 * kEights;  // of a part
-  static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, kPixelBytes, int(sizeof(Value)));
-  static constexpr int kBuffers = last_planes_buffers(Tile::kColumns, int(sizeof(Value))), kStaged = kBuffers * kPartBytes;
+  static constexpr int kBuffers = last_planes_buffers(Tile::kColumns, int(sizeof(Value)));
   static_assert(kEights > 0 && kParts % kBuffers == 0, "channels of a part");
 
+  // Of the phases from `phase` on.
   template <bool kRelu>
-  static __device__ __forceinline__ void words_of(const Sums& sums, int m, int eight, int of, std::uint32_t (&words)[kWords]) {
+  static __device__ __forceinline__ void words_of(const Sums& sums, int m, int phase, int eight, int of,
+                                                  std::uint32_t (&words)[kWords]) {
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
       if constexpr (kPairs) {
         // Of two lanes with neighbouring positions one takes the first channel of both, the other the second.
-        const std::uint32_t own = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][0][eight][of]),
-                                                      Base::template end<kRelu>(sums[m][0][eight][of + 1]));
+        const std::uint32_t own = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][phase][eight][of]),
+                                                      Base::template end<kRelu>(sums[m][phase][eight][of + 1]));
         const std::uint32_t other = __shfl_xor_sync(~0u, own, 4);
         words[word] = lane() & 4 ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
       } else if constexpr (sizeof(Value) == 2) {
-        const int next = 2 * word + 1 < Tile::kPhases ? 2 * word + 1 : 2 * word;
-        words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][2 * word][eight][of]),
-                                          Base::template end<kRelu>(sums[m][next][eight][of]));
+        const int next = 2 * word + 1 < kRowPhases ? 2 * word + 1 : 2 * word;
+        words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][phase + 2 * word][eight][of]),
+                                          Base::template end<kRelu>(sums[m][phase + next][eight][of]));
       } else {
-        float v = Base::template end<kRelu>(sums[m][word][eight][of]);
+        float v = Base::template end<kRelu>(sums[m][phase + word][eight][of]);
         pin(v);  // else the compiler stores sums while it takes others of them for unfinished, and lets no products overlap
         words[word] = __float_as_uint(v);
       }
     }
   }
   static __device__ __forceinline__ void put(unsigned char* to, const std::uint32_t (&words)[kWords]) {
-    if constexpr (Tile::kPhases == 3) {
+    if constexpr (kRowPhases == 3) {
 #pragma unroll
       for (int phase = 0; phase < 3; ++phase) {
         if constexpr (sizeof(Value) == 2) {
@@ -85,8 +87,10 @@ template <typename Value, typename Tile>
 struct LastPlanesStore : LastPlanesValues<Value, Tile> {
   using Base = LastPlanesValues<Value, Tile>;
   using Base::job, Base::place, Base::result, Base::staging, Base::lane, Base::meet_warpgroup, Base::kPixelBytes, Base::kWords,
-      Base::kPairs, Base::kParts, Base::kEights, Base::kColumns;
+      Base::kPairs, Base::kParts, Base::kEights, Base::kColumns, Base::kRowPhases;
   using typename Base::Sums;
+  static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, kPixelBytes, int(sizeof(Value)), false);
+  static constexpr int kStaged = Base::kBuffers * kPartBytes;
 
   // Of rows of kRow bytes; 0: of others, in order. A lane holds positions lane / 4 and the eighth behind it, channels 2 * (lane %
   // 4) and the next of each eight.
@@ -107,7 +111,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
         for (int i = 0; i < Tile::kM * kEights; ++i) {
           const int m = i / kEights, eight = i % kEights;
           std::uint32_t words[kWords];
-          Base::template words_of<kRelu>(sums, m, kPart * kEights + eight, half * 2 + odd, words);
+          Base::template words_of<kRelu>(sums, m, 0, kPart * kEights + eight, half * 2 + odd, words);
           Base::put(own + m * runs * (row * kColumns) + eight * 8 * row, words);
         }
       }
@@ -126,8 +130,8 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
       std::int32_t at[3], n;
       if (!this->find(run, at, n)) return;  // the tile has fewer
       store_box(result, shared_address(from) + std::uint32_t(run * kPixelBytes * kColumns),
-                {at[2] * Tile::kPhases, at[1] * job.axis[1].result_step + phase.at[1],
-                 at[0] * job.axis[0].result_step + phase.at[0], channel, n});
+                {at[2] * kRowPhases, at[1] * job.axis[1].result_step + phase.at[1], at[0] * job.axis[0].result_step + phase.at[0],
+                 channel, n});
     }
   }
 
@@ -139,7 +143,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
   template <bool kRelu, int kPart>
   __device__ __forceinline__ void store_parts(const Sums& sums) const {
     if constexpr (kPart < kParts) {
-      unsigned char* const to = staging + kPart % Base::kBuffers * Base::kPartBytes;
+      unsigned char* const to = staging + kPart % Base::kBuffers * kPartBytes;
       if (Base::kBuffers == 1) await_part();
       const std::int32_t row = job.run * kPixelBytes;
       if (row == 128) {

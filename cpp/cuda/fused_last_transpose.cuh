@@ -75,24 +75,28 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
   // written.
   __device__ __forceinline__ void transpose_matrices(std::uint32_t from, std::uint32_t to, std::int32_t skip,
                                                      std::uint32_t vector, std::uint32_t warp) const {
-    const std::uint32_t lane = threadIdx.x % 32, pitch = std::uint32_t(job.pixels) * 2, eights = job.slice_row.value;
+    const std::uint32_t lane = threadIdx.x % 32, pitch = std::uint32_t(job.pixels) * 2, pixels = job.slice_row.value * 8;
     const std::uint32_t width = std::uint32_t(job.patch_width), lines = std::uint32_t(job.patch_lines),
-                        spare = address_of_spare();
-    std::uint32_t eight = warp, line = take_line(eight), step_eight = kWarps;
-    const std::uint32_t step_line = take_line(step_eight), own = from + lane * pitch, own_vector = vector + lane / 8;
-    const std::int32_t own_pixel = std::int32_t(lane % 8) - skip;
+                        spare = address_of_spare(), own = from + lane * pitch, own_vector = vector + lane / 8;
+    const std::uint32_t own_pixel = lane % 8 - std::uint32_t(skip);  // beyond all where it is negative
+    std::uint32_t first = warp, line = take_line(first), step = kWarps;
+    const std::uint32_t step_line = take_line(step);
+    first *= 8, step *= 8;
+    // Of a line of pixels to the next, beside the pixels that a step goes: rows of the patch, and bytes.
+    const std::uint32_t line_rows = width - pixels, line_bytes = 32 * pitch - pixels * 2;
+    std::uint32_t row = line * width + first + own_pixel, at = own + line * 32 * pitch + first * 2;
     while (line < lines) {
-      std::uint32_t words[kAtOnce][4], at[kAtOnce];
+      std::uint32_t words[kAtOnce][4], to_row[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const std::uint32_t pixel = eight * 8 + std::uint32_t(own_pixel);  // beyond all where it is negative
-        at[i] = pixel < width && line < lines ? to + place_of(line * width + pixel, own_vector) : spare;
-        load_turned_matrices(words[i], own + (line < lines ? line * 32 * pitch + eight * 16 : 0));
-        line += step_line, eight += step_eight;
-        if (eight >= eights) eight -= eights, ++line;
+        const bool exists = line < lines;
+        to_row[i] = exists && first + own_pixel < width ? to + place_of(row, own_vector) : spare;
+        load_turned_matrices(words[i], exists ? at : own);
+        first += step, line += step_line, row += step_line * width + step, at += step_line * 32 * pitch + step * 2;
+        if (first >= pixels) first -= pixels, ++line, row += line_rows, at += line_bytes;
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) store_matrices(at[i], words[i]);
+      for (int i = 0; i < kAtOnce; ++i) store_matrices(to_row[i], words[i]);
     }
   }
   // Of a number of units: whole rows; `unit` becomes what is left.

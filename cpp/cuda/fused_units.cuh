@@ -53,6 +53,7 @@ struct UnitsJob {
   std::int32_t ic, oc, columns;    // of a group
   std::int32_t in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, products;
   bool channels_first;    // the order of columns: channels are the slowest
+  bool rows_of_weights;   // aligned vectors of w are neighbouring columns
   std::int32_t together;  // columns whose outputs are an aligned run in y: 1, 2 or 4
   Activation activation;
   float slope;

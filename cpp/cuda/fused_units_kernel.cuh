@@ -132,6 +132,62 @@ struct UnitsBlock {
     for (; i < 2 * job.products; i += kTurns) put(weights()[i * Tile::kN + column.number], weight(column, i));
   }
 
+  // Where neighbouring columns are a vector of w: that of each of a vector of channels, which a thread turns to vectors of
+  // channels of each column.
+  struct Rows {
+    Vector v[kVector];
+  };
+  static constexpr std::int32_t kRowsOfVector = Tile::kN / kVector;  // groups of columns
+  __device__ __forceinline__ void load_rows(const Value* w, std::int32_t number, Rows& rows) const {
+    const bool is_there = number < 2 * job.products * kRowsOfVector;
+    const UnitsVector vector = job.vector[is_there ? number / kRowsOfVector : 0];
+    const std::int32_t column = first_column + number % kRowsOfVector * kVector;
+    const UnitsPhase phase = units_phase(job, column);
+    const std::int32_t first = vector.vector * kVector, channels = is_there && column < job.columns ? job.ic - first : 0;
+    const Value* from = w + (std::int64_t(group) * job.ic + first) * job.w_ic + phase.oc * job.w_oc + phase.w +
+                        (phase.h + vector.shift_h * job.stride_h) * job.w_h + vector.shift_w * job.stride_w;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e, from += job.w_ic) {
+      uint4 row = {};
+      if (first >= 0 && e < channels) row = __ldg(reinterpret_cast<const uint4*>(from));
+      rows.v[e] = *reinterpret_cast<const Vector*>(&row);
+    }
+  }
+  // Neighbouring lanes begin with neighbouring columns, which lie in different banks.
+  __device__ __forceinline__ void put_rows(std::int32_t number, const Rows& rows) const {
+    if (number >= 2 * job.products * kRowsOfVector) return;
+    Vector turned[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector * kVector; ++i) turned[i / kVector].v[i % kVector] = rows.v[i % kVector].v[i / kVector];
+    const std::int32_t first = std::int32_t(threadIdx.x) % kVector;
+#pragma unroll
+    for (int step = 1; step < kVector; step *= 2) {
+      Vector moved[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) moved[i] = first & step ? turned[(i + step) % kVector] : turned[i];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) turned[i] = moved[i];
+    }
+    uint4* const to = weights() + number / kRowsOfVector * Tile::kN;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) put(to[number_of(number % kRowsOfVector * kVector + (i + first) % kVector)], turned[i]);
+  }
+  // The column of the products for one of the block: column_of turned round.
+  static __device__ __forceinline__ std::int32_t number_of(std::int32_t column) {
+    return sizeof(Value) == 4 ? column : column / 16 * 16 + column % 4 / 2 * 8 + column % 16 / 4 * 2 + column % 2;
+  }
+  __device__ __forceinline__ void fill_by_rows(const Value* x, const Value* w) const {
+    Rows rows;
+    load_rows(w, std::int32_t(threadIdx.x), rows);  // on its way while x is filled in
+    fill_inputs(x);
+    put_rows(std::int32_t(threadIdx.x), rows);
+#pragma unroll 1
+    for (std::int32_t i = std::int32_t(threadIdx.x) + kUnitThreads; i < 2 * job.products * kRowsOfVector; i += kUnitThreads) {
+      load_rows(w, i, rows);
+      put_rows(i, rows);
+    }
+  }
+
   __device__ __forceinline__ void fill_columns(const Value* bias) const {
     for (std::int32_t i = std::int32_t(threadIdx.x); i < Tile::kN; i += kUnitThreads) {
       const std::int32_t column = first_column + column_of(i);
@@ -256,10 +312,15 @@ struct UnitsBlock {
   }
 
   __device__ __forceinline__ void run(const Value* x, const Value* w, const Value* bias, Value* y) const {
-    Vector held[kAtATime];
-    load_weights(w, held);
-    fill_inputs(x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c);
-    fill_weights(w, held);
+    const Value* const own = x + n * job.x_n + std::int64_t(group) * job.ic * job.x_c;
+    if (job.rows_of_weights) {
+      fill_by_rows(own, w);
+    } else {
+      Vector held[kAtATime];
+      load_weights(w, held);
+      fill_inputs(own);
+      fill_weights(w, held);
+    }
     fill_columns(bias);
     publish_to_products();
     __syncthreads();  // all is filled

@@ -102,6 +102,8 @@ class UnitsPlanner {
     const bool dense = last ? p_.y.w == job.oc : p_.y.w == 1;
     const std::int64_t steps = run | p_.pad_w * p_.y.w | p_.y.h | p_.y.n | (last ? 0 : p_.y.c);
     job.together = !dense || steps % 2 != 0 ? 1 : steps % 4 != 0 ? 2 : 4;
+    const std::int64_t rows = job.w_ic | job.w_oc | job.w_h | job.stride_w;
+    job.rows_of_weights = !last && job.w_w == 1 && rows * size_ % 16 == 0;
     const std::int64_t farthest = (job.oc - 1) * p_.y.c + (p_.stride_h - 1) * p_.y.h + (p_.stride_w - 1) * p_.y.w;
     job.column_tiles = make_divisor(ceil_div(columns, n_)), job.groups = make_divisor(p_.groups);
     return run >= kLeastUnitRun && columns < 1 << 24 && farthest < kMostUnitCount;

@@ -61,6 +61,17 @@ PLANES = {
     "3d, unlike sets": _like(
         "nnunet3d-64-32@64", kernel_size=(3, 3, 3), padding=(1, 1, 1), output_padding=(1, 1, 1), in_size=(6, 10, 16), batch=4
     ),
+    # Results that lanes store: runs of one row longer and shorter than a warp stores, and of all rows of a plane.
+    "odd long rows, empty phases": _like("k3s4d3-64-64@64", in_size=(6, 70), batch=5),
+    "odd long rows, unlike sets": _like("k3s2p1op1-128-64@256", output_padding=(1, 0), in_size=(9, 150), batch=5),
+    "even long rows": _like("k3s2p1op1-128-64@256", padding=(1, 0), output_padding=(1, 1), in_size=(9, 150), batch=5),
+    "odd planes": _like("sam-64-32@128", in_size=(7, 7), out_channels=72, batch=90),
+    "odd planes, wide": _like("sam-64-32@128", in_size=(5, 21), out_channels=72, batch=90),
+    "four phases, odd rows": _like("dpt-256-256@37", in_channels=64, out_channels=72, in_size=(9, 37), batch=12),
+    "dense, odd long rows": _like("seed2-square", in_size=(24, 131), batch=5),
+    "dense, odd planes": _like("seed2-square", padding=(1, 1), in_size=(11, 13), batch=40),
+    "4x4, odd rows": _like("dcgan-128-64@16", padding=(1, 0), in_size=(10, 75), batch=9),
+    "3d, odd rows": _like("nnunet3d-64-32@64", in_size=(5, 6, 7), batch=30),
     "flat kernel": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 10, 24), batch=7),
 }
 # Channels innermost: tiles of many samples and of parts of one, taps of several phases, planes of a box, and dense layers.
@@ -129,9 +140,9 @@ def test_gradients_are_exact(name, storage, dtype, device):
 
 @TYPES
 @pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "odd rows"])
 def test_activations_are_those_of_the_layer_alone(layout, activation, dtype, device):
-    case = PLANES["many tiles"]
+    case = PLANES["odd long rows, empty phases" if layout == "odd rows" else "many tiles"]
     x, w, b = case.tensors(dtype, device, bias=True)
     x = _last(x) if layout == "channels_last" else x
     arguments = modes.positional(case.geometry)
@@ -144,7 +155,7 @@ def test_activations_are_those_of_the_layer_alone(layout, activation, dtype, dev
 
 
 @TYPES
-@pytest.mark.parametrize("name", ["rows of 16", "dense, rows of 66", "dense, rows of 75"])
+@pytest.mark.parametrize("name", ["rows of 16", "dense, rows of 66", "dense, rows of 75", "odd long rows, empty phases", "odd planes"])
 def test_slices_leave_what_lies_beside_them(name, dtype, device):
     """`out=` into channels of a larger tensor, in either layout."""
     case = dataclasses.replace(PLANES[name], out_channels=64)
