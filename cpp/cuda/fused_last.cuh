@@ -101,8 +101,8 @@ struct LastWholeTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases
   static constexpr bool kWhole = true;
 };
 // And of sources in planes whose boxes of some channels are transposed to patches by warps beside the one that copies.
-template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases>
-struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases> {
+template <int kM, int kSub8, int kPhases, int kVectors>
+struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors> {
   static constexpr bool kTransposes = true;
   static constexpr int kWriters = 3, kCopyRegisters = 56, kMultiplyRegisters = 224;
 };
@@ -144,9 +144,9 @@ struct LastJob {
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
   bool whole;  // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
-  // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or (`shifted`) as aligned
-  // vectors with what is left of a run at both ends. A run is of results that lie together in a line of a channel and in y: of a
-  // row of a tile, or of all rows of its plane where these follow one another (`plane_runs`).
+  // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or, of 16-bit values
+  // (`shifted`), as aligned vectors with what is left of a run at both ends. A run is of results that lie together in a line of a
+  // channel and in y: of a row of a tile, or of all rows of its plane where these follow one another (`plane_runs`).
   bool loose, shifted, plane_runs;
   std::int8_t unit;
   Divisor run_results;

@@ -116,9 +116,9 @@ class LastLayout {
     const Strides& r = result_strides();
     const std::int64_t channels = result_channels(), step = result_step_[2];
     if (r.w != 1 || r.c == 1 || tile_.row_phases != step || result_size_[2] < step) return false;
-    // Tiles of some rows of phases store lines alone, and sets end with a row.
+    // Tiles of some rows of phases are for planes whose rows are no whole sectors, and sets end with a row.
     const std::int64_t rows = tile_.phases / tile_.row_phases, high = std::min(result_step_[1], result_size_[1]);
-    if (high % rows != 0 || (rows > 1 && stores_boxes_of_planes())) return false;
+    if (high % rows != 0 || (rows > 1 && result_size_[2] * element_ % kSector == 0)) return false;
     if (channels % 8 != 0) return false;                                         // lanes read the bias in eights
     const std::int64_t part = tile_.columns / last_planes_parts(int(element_));  // ends with its group
     return p_.groups == 1 || channels % part == 0;
@@ -128,8 +128,9 @@ class LastLayout {
     const Strides& r = result_strides();
     const Triple& sizes = result_size_;
     // Stores of boxes cut a row behind its last vector, not behind its last element.
-    return aligned_ && tile_.row_phases != 3 && sizes[2] * element_ % 16 == 0 && is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) &&
-           is_box(r.c, result_channels() * p_.groups) && is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
+    return aligned_ && tile_.row_phases != 3 && tile_.row_phases == tile_.phases && sizes[2] * element_ % 16 == 0 &&
+           is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) && is_box(r.c, result_channels() * p_.groups) &&
+           is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
   }
   // Whether x lies in planes of whole vectors, and each pixel has results of its own.
   bool lies_in_planes() const {

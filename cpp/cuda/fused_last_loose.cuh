@@ -105,13 +105,15 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     static __device__ __forceinline__ std::int32_t channel() { return std::int32_t(threadIdx.x) % 128 / kLanes; }
   };
 
-  // Units of which each lies in a run, in whole. (Of a plain assignment the compiler makes a store for every four bytes.)
+  // Units of which each lies in a run, in whole. Planes are whole units apart: by steps of values the compiler would not know
+  // that stores are aligned, and make one for every four bytes.
   template <typename Unit>
   __device__ __forceinline__ void copy_units(const unsigned char* lines, Value* y, std::int32_t part) const {
     constexpr int kOf = int(sizeof(Unit)) / kSize;
     using Share = Shares<kOf>;
     const std::int32_t channels = count_channels(part), first = Share::channel();
-    Value* to[Share::kEach];
+    const std::int64_t plane = job.y_c / kOf;
+    Unit* to[Share::kEach];
     const unsigned char* from[Share::kEach];
     bool exists[Share::kEach];
 #pragma unroll
@@ -119,7 +121,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       const std::int32_t unit = i * 128 + Share::unit(), inside = unit < Share::kUnits ? unit : 0;
       const LastRun run = run_of(unit * kOf);
       exists[i] = run.first + kOf <= run.length;
-      to[i] = first_plane(y, part) + (run.offset + run.first + first * job.y_c);
+      to[i] = reinterpret_cast<Unit*>(first_plane(y, part) + (run.offset + run.first)) + first * plane;
       from[i] = lines + first * kPitch + inside * int(sizeof(Unit));
     }
 #pragma unroll 1
@@ -132,16 +134,15 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 #pragma unroll
       for (int i = 0; i < Share::kEach; ++i) {
 #pragma unroll
-        for (int step = 0; step < Share::kSteps; ++step, to[i] += Share::kAtOnce * job.y_c)
-          if (exists[i] && (Share::kExact || channel + step * Share::kAtOnce < channels))
-            __stwb(reinterpret_cast<Unit*>(to[i]), units[i][step]);
+        for (int step = 0; step < Share::kSteps; ++step, to[i] += Share::kAtOnce * plane)
+          if (exists[i] && (Share::kExact || channel + step * Share::kAtOnce < channels)) *to[i] = units[i][step];
         from[i] += Share::kSteps * Share::kAtOnce * kPitch;
       }
     }
   }
 
-  // Runs that begin at any value: a lane has the aligned vector of y behind as many of its own of the line as the run's first one
-  // is short of, and one of the values that are left at both ends.
+  // Runs of 16-bit values that begin at any: a lane has the aligned vector of y behind as many of its own of the line as the
+  // run's first one is short of, and one of the values that are left at both ends.
   __device__ __forceinline__ void copy_shifted(const unsigned char* lines, Value* y, std::int32_t part) const {
     using Share = Shares<kOfVector>;
     static_assert(Share::kEach == 1, "one vector of a thread");
@@ -154,16 +155,17 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     const bool ahead = number < kOfVector, has_edge = number < 2 * kOfVector;
 #pragma unroll 2
     for (std::int32_t channel = first; channel < channels; channel += Share::kAtOnce) {
-      const std::int32_t head = std::int32_t(0 - reinterpret_cast<std::uintptr_t>(to) / kSize) & (kOfVector - 1);
+      const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(to);
+      const std::int32_t head = std::int32_t(0 - address / kSize) & (kOfVector - 1);
       const std::int32_t whole = run.length > head ? run.length - head : 0, tail = run.length - whole % kOfVector;
       const std::int32_t edge = ahead ? number : tail + number - kOfVector, end = ahead && head < run.length ? head : run.length;
       const uint4 vector = vector_behind(from, head * kSize);
-      if (head <= behind) __stwb(reinterpret_cast<uint4*>(to + head + run.first), vector);
+      if (head <= behind) reinterpret_cast<uint4*>((address + 15) / 16 * 16)[number] = vector;
       if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[edge - run.first];
       from += Share::kAtOnce * kPitch, to += Share::kAtOnce * job.y_c;
     }
   }
-  // Sixteen bytes, so many behind an aligned address.
+  // Sixteen bytes, so many (an even number) behind an aligned address.
   static __device__ __forceinline__ uint4 vector_behind(const unsigned char* from, std::int32_t bytes) {
     const uint4 low = *reinterpret_cast<const uint4*>(from), high = *reinterpret_cast<const uint4*>(from + 16);
     const bool two = bytes & 8, one = bytes & 4;
@@ -173,16 +175,14 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     for (int i = 0; i < 6; ++i) moved[i] = two ? words[i + 2] : words[i];
 #pragma unroll
     for (int i = 0; i < 5; ++i) own[i] = one ? moved[i + 1] : moved[i];
-    if constexpr (kSize == 2) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
-    }
+    for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
     return {own[0], own[1], own[2], own[3]};
   }
 
   // Rows whose source lies in planes of whole vectors begin at four bytes.
   __device__ __forceinline__ void copy_out(const unsigned char* lines, Value* y, std::int32_t part) const {
-    if constexpr (!Tile::kFromPlanes) {
+    if constexpr (kSize == 2 && !Tile::kFromPlanes) {
       if (job.shifted) return copy_shifted(lines, y, part);
     }
     if (job.unit == 16) return copy_units<uint4>(lines, y, part);

@@ -5,6 +5,7 @@
 #include <cstring>
 #endif
 
+#include "mma.cuh"
 #include "values.cuh"
 
 namespace upfold::cuda {
@@ -35,8 +36,8 @@ template <int kBytes>
 UPFOLD_DEVICE void store_words(void* to, const std::uint32_t* words) {
   if constexpr (kBytes == 2) *static_cast<std::uint16_t*>(to) = std::uint16_t(*words);
   if constexpr (kBytes == 4) *static_cast<std::uint32_t*>(to) = *words;
-  if constexpr (kBytes == 8) __stwb(static_cast<uint2*>(to), uint2{words[0], words[1]});
-  if constexpr (kBytes == 16) __stwb(static_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
+  if constexpr (kBytes == 8) store_global(to, uint2{words[0], words[1]});
+  if constexpr (kBytes == 16) store_global(to, uint4{words[0], words[1], words[2], words[3]});
 }
 
 // The same to shared memory.
