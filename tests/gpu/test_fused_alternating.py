@@ -155,7 +155,9 @@ def test_activations_are_those_of_the_layer_alone(layout, activation, dtype, dev
 
 
 @TYPES
-@pytest.mark.parametrize("name", ["rows of 16", "dense, rows of 66", "dense, rows of 75", "odd long rows, empty phases", "odd planes"])
+@pytest.mark.parametrize(
+    "name", ["rows of 16", "dense, rows of 66", "dense, rows of 75", "odd long rows, empty phases", "odd planes"]
+)
 def test_slices_leave_what_lies_beside_them(name, dtype, device):
     """`out=` into channels of a larger tensor, in either layout."""
     case = dataclasses.replace(PLANES[name], out_channels=64)
