@@ -206,7 +206,8 @@ class LastCutter : protected LastLayout {
   // Whether the rows of a tile in a plane of the result follow one another.
   bool has_plane_runs(const Cut& cut) const {
     const std::int64_t w = result_size_[2], rows = tile_.phases / tile_.row_phases;
-    return !tile_.planes && cut.box[2] * tile_.row_phases == w && result_strides().h == w && result_step_[1] == rows;
+    return !tile_.planes && cut.box[2] * tile_.row_phases == w && result_strides().h == w && result_step_[1] == rows &&
+           result_size_[1] * w < kMostLastCount;
   }
   std::int64_t run_positions(const Cut& cut) const {
     if (tile_.planes) return std::gcd(p_.in_w, std::int64_t(64));
