@@ -157,7 +157,7 @@ struct LastJob {
   std::int32_t slice_bytes, slices, first_slice, pixels, patch_width, patch_lines;
   Divisor slice_row;
   Divisor plane_row, plane_rows;  // where positions are pixels of a plane: pixels of a row, rows
-  std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs
+  std::int32_t run, kept;         // positions that are stored as one row; those of 64 in whole runs, of lines those of a tile
   std::int32_t group_pitch;       // rows of a patch from 8 positions of a product to the next
   bool flat, wide, resident;      // wide: 16 bytes of channels are one aligned vector of the result; resident: weights stay
   std::int16_t rows[8];           // of a patch, where 64 positions begin
