@@ -15,10 +15,8 @@ constexpr double kStoreBytesPerCycle = 20.0;       // of a multiprocessor, to me
 constexpr double kLoadBytesPerCycle = 40.0;        // from the second-level cache
 constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps; an estimate
 // Sectors that runs of results which begin or end within one take beside their own, in times of theirs (H200: rows of 518 bytes
-// in runs of 64 took 182 us and of 512 aligned ones 49); and those of results of which the second-level cache holds most until
-// their sectors are whole.
-constexpr double kCutSectors = 3.0, kCutSectorsHeld = 0.5;
-constexpr std::int64_t kHeldResults = 16 << 20;
+// in runs of 64 took 182 us and of 512 aligned ones 49).
+constexpr double kCutSectors = 3.0;
 constexpr std::int64_t kLeastSlices = 2;  // of planes that are transposed
 
 class LastCutter : protected LastLayout {
@@ -219,10 +217,7 @@ class LastCutter : protected LastLayout {
   // Runs that begin or end within a sector: others write the rest of it.
   double loose_cycles(const Cut& cut, double tiles) const {
     const std::int64_t run = run_results(cut) * element_;
-    const std::int64_t plane = result_size_[0] * result_size_[1] * result_size_[2] * element_;
-    const bool held = plane * p_.batch * result_channels() * p_.groups <= kHeldResults;
-    const double cut_sectors = unit_of_runs(cut, kSector) == kSector ? 0.0 : held ? kCutSectorsHeld : kCutSectors;
-    const double slow = 1.0 + cut_sectors * double(kSector) / double(run);
+    const double slow = unit_of_runs(cut, kSector) == kSector ? 1.0 : 1.0 + kCutSectors * double(kSector) / double(run);
     const double positions = double(p_.batch * positions_[0] * positions_[1] * positions_[2]) / tiles;  // that there are
     return slow * positions * double(tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
@@ -274,7 +269,7 @@ class LastCutter : protected LastLayout {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
         cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox});
-        // What parts of many samples store lies far apart (H200: 14 x 14 maps in rows of nine samples took half as long again).
+        // What parts of many samples store lies far apart; how much that costs was not measured by itself.
         if (tile_.to_planes && !boxes && (w < positions_[2] || h < positions_[1] || d < positions_[0])) cut.samples = 1;
         keep(cut);
       }

@@ -65,11 +65,11 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   __device__ __forceinline__ LastRun run_of(std::int32_t result) const {
     std::uint32_t number = std::uint32_t(result);
     LastRun run = {0, 0, std::int32_t(take(job.run_results, number))};
-    std::int32_t row = 0;  // of phases, of which each is a run where those of a plane are not one
-    if (kPhaseRows > 1 && !job.plane_runs) row = std::int32_t(number) % kPhaseRows, number /= kPhaseRows;
-    const LastPhase phase = job.phases[place.set * Tile::kPhases + row * kRowPhases];
+    const std::int32_t rows = job.plane_runs ? 1 : kPhaseRows;  // of phases, a run each
+    const LastPhase phase =
+        job.phases[place.set * Tile::kPhases + (kPhaseRows == 1 ? 0 : std::int32_t(number) % rows * kRowPhases)];
     std::int32_t at[3], n;
-    if (result >= kResults || !find_run(number, at, n) || n >= job.batch) return run;
+    if (result >= kResults || !this->find(std::int32_t(number) / rows * job.run_positions, at, n) || n >= job.batch) return run;
     const std::int32_t w = at[2] * kRowPhases, h = at[1] * job.axis[1].result_step + phase.at[1];
     const std::int32_t d = at[0] * job.axis[0].result_step + phase.at[0];
     run.offset = n * job.y_n + d * job.y_axis[0] + h * job.y_axis[1] + w;
@@ -78,15 +78,6 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     const std::int32_t all = std::int32_t(job.run_results.value);
     run.length = left < all ? left : all;
     return run;
-  }
-  // Where the tile's run of positions `number` begins; whether there is one.
-  __device__ __forceinline__ bool find_run(std::uint32_t number, std::int32_t (&at)[3], std::int32_t& n) const {
-    if constexpr (Tile::kFromPlanes) return this->find(std::int32_t(number) * job.run_positions, at, n);
-    at[2] = place.first[2], at[1] = place.first[1];
-    if (!job.plane_runs) at[1] += std::int32_t(take(job.axis[1].tile, number));
-    at[0] = place.first[0] + std::int32_t(take(job.axis[0].tile, number));
-    n = place.n + std::int32_t(number);
-    return number < job.tile_n.value;
   }
 
   // Channels of the part.
@@ -153,30 +144,23 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   // Runs of 16-bit values that begin at any: a lane has the aligned vector of y behind as many of its own of the line as the
   // run's first one is short of, and one of the values that are left at both ends.
   __device__ __forceinline__ void copy_shifted(const unsigned char* lines, Value* y, std::int32_t part) const {
-    const LastRun run = run_of(Shares<kOfVector>::unit() * kOfVector);
-    const bool has_vectors = __any_sync(~0u, run.length - run.first >= kOfVector);  // not so where a tile has but a row's end
-    if (run.length == 0) return;
-    has_vectors ? copy_run<true>(run, lines, y, part) : copy_run<false>(run, lines, y, part);
-  }
-  template <bool kVectors>
-  __device__ __forceinline__ void copy_run(const LastRun& run, const unsigned char* lines, Value* y, std::int32_t part) const {
     using Share = Shares<kOfVector>;
     static_assert(Share::kEach == 1, "one vector of a thread");
     const std::int32_t channels = count_channels(part), first = Share::channel();
+    const LastRun run = run_of(Share::unit() * kOfVector);
+    if (run.length == 0) return;
     Value* to = first_plane(y, part) + (run.offset + first * job.y_c);
     const unsigned char* from = lines + first * kPitch + Share::unit() * 16;
     const std::int32_t number = run.first / kOfVector, behind = run.length - run.first - kOfVector;
     const bool ahead = number < kOfVector, has_edge = number < 2 * kOfVector;
-#pragma unroll 4
+#pragma unroll 2
     for (std::int32_t channel = first; channel < channels; channel += Share::kAtOnce) {
       const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(to);
       const std::int32_t head = std::int32_t(0 - address / kSize) & (kOfVector - 1);
       const std::int32_t whole = run.length > head ? run.length - head : 0, tail = run.length - whole % kOfVector;
       const std::int32_t edge = ahead ? number : tail + number - kOfVector, end = ahead && head < run.length ? head : run.length;
-      if constexpr (kVectors) {
-        const uint4 vector = vector_behind(from, head * kSize);
-        if (head <= behind) reinterpret_cast<uint4*>((address + 15) / 16 * 16)[number] = vector;
-      }
+      const uint4 vector = vector_behind(from, head * kSize);
+      if (head <= behind) reinterpret_cast<uint4*>((address + 15) / 16 * 16)[number] = vector;
       if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[edge - run.first];
       from += Share::kAtOnce * kPitch, to += Share::kAtOnce * job.y_c;
     }
