@@ -104,7 +104,8 @@ FusedLastWork FusedLastCall::work() const {
           job.resident,
           std::int64_t(job.splits.value),
           plan_->packed_bytes,
-          plan_->source_bytes / plan_->batch * job.batch};
+          plan_->source_bytes / plan_->batch * job.batch,
+          job.loose};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {

@@ -29,7 +29,7 @@
 namespace upfold::cuda {
 
 constexpr int kMostLastPairs = 352, kMostLastPatches = 128, kMostLastPhases = 64, kMostLastSets = 32;
-constexpr int kMostLastBuffers = 8, kMostLastStages = 32, kMostLastSlices = 4;
+constexpr int kMostLastBuffers = 8, kMostLastStages = 32, kMostLastSlices = 4, kMostLastWarpgroups = 4;
 constexpr int kLastStagedBytes = 8 << 10;  // of the warps of a block: four channels of 16 positions in four phases
 // Bytes from channel to channel of what turned tiles stage, and of 16 channels of each warp.
 constexpr int kLastTurnedPitch = 144, kLastTurnedStaged = 8 * 16 * kLastTurnedPitch;
@@ -56,14 +56,17 @@ constexpr int kLastAlignment = 1024;  // bytes: rows of 128 bytes change their v
 
 // kSub8 groups of 8 columns of a product; phases of a set, each with sums of its own; blocks of a multiprocessor; vectors of 16
 // bytes of channels in a chunk.
-template <int kM_, int kSub8_, int kPhases_, int kBlocks_, int kVectors_>
+template <int kM_, int kSub8_, int kPhases_, int kBlocks_, int kVectors_, int kWarpgroups_ = 2>
 struct LastTileBase {
   static constexpr int kM = kM_, kSub8 = kSub8_, kPhases = kPhases_, kBlocks = kBlocks_, kVectors = kVectors_;
   static constexpr int kRowPhases = kPhases;  // those of a row of the result, of which there are kPhases / kRowPhases
-  static constexpr int kWarps = 8;
+  static constexpr int kWarpgroups = kWarpgroups_, kWarps = 4 * kWarpgroups;
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
-  static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+  // Of a thread: what the copying warpgroup gives back of the registers that a block begins with others can take, and no more.
+  static constexpr int kAllRegisters = 512 / (kWarpgroups + 1) / 8 * 8 * (kWarpgroups + 1);
+  static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
@@ -76,28 +79,28 @@ struct LastTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static constexpr int kProduct = 64, kProducts = 2 * kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8;
 };
 // Of warpgroups that alternate.
-template <int kM, int kSub8, int kPhases, int kVectors>
-struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors> {
+template <int kM, int kSub8, int kPhases, int kVectors, int kWarpgroups = 2>
+struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors, kWarpgroups> {
   static constexpr bool kTurned = false, kAlternates = true;
   static constexpr int kProduct = 64, kProducts = kM, kRows = kProduct * kProducts, kColumns = 8 * kSub8, kReaders = 4;
 };
 // The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in
 // boxes of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
-template <int kM, int kSub8, int kPhases>
-struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
+template <int kM, int kSub8, int kPhases, int kWarpgroups = 2>
+struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8, kWarpgroups> {
   static constexpr bool kFromPlanes = true, kToPlanes = true;
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
 };
 // And of sources whose channels are innermost, or are packed so, to results in planes.
-template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases_ = kPhases>
-struct LastToPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors> {
+template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases_ = kPhases, int kWarpgroups = 2>
+struct LastToPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors, kWarpgroups> {
   static constexpr bool kToPlanes = true;
   static constexpr int kRowPhases = kRowPhases_;
   static_assert(kPhases % kRowPhases == 0, "whole rows of phases");
 };
 // Of those the ones whose phases have a tap each, of one position (LastJob::whole).
-template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases>
-struct LastWholeTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases> {
+template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases, int kWarpgroups = 2>
+struct LastWholeTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases, kWarpgroups> {
   static constexpr bool kWhole = true;
 };
 // And of sources in planes whose boxes of some channels are transposed to patches by warps beside the one that copies.
@@ -245,7 +248,7 @@ UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
 }
 
 struct LastBarriers {
-  std::uint64_t turn[2];                                                    // of warpgroups that alternate
+  std::uint64_t turn[kMostLastWarpgroups];                                  // of warpgroups that alternate
   std::uint64_t slice_full[kMostLastSlices], slice_empty[kMostLastSlices];  // of planes that are transposed
   alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];

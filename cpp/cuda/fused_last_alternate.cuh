@@ -88,7 +88,7 @@ class LastAlternator : protected LastCutter {
                     {std::int32_t(pixels), std::int32_t(kLastSliceVectors * 16 / element_), std::int32_t(patch[1]),
                      std::int32_t(patch[0]), std::int32_t(best_.samples)},
                     16,
-                    256};
+                    128};  // rows of no whole sectors take the copy engine a fourth less time than with 256
   }
   // Pixels, channels and samples of x.
   void describe_planes() {

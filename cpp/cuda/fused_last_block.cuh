@@ -52,7 +52,7 @@ struct LastBlock {
   __device__ __forceinline__ void make_barriers() const {
     if (threadIdx.x == 0) {
       if constexpr (Tile::kAlternates) {
-        for (int i = 0; i < 2; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
+        for (int i = 0; i < Tile::kWarpgroups; ++i) barrier_make(address(barriers.turn[i]), Tile::kReaders);
       }
       if constexpr (Tile::kTransposes) {
         for (int i = 0; i < job.slices; ++i) barrier_make(address(barriers.slice_full[i]), 1);

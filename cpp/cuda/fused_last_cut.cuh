@@ -61,7 +61,7 @@ class LastCutter : protected LastLayout {
     if (pairs_.empty() || std::int64_t(pairs_.size()) > kMostLastPairs) return false;
     for (const Pair& pair : pairs_)
       for (int i = 0; i < 3; ++i)
-        if (std::max(std::abs(pair.shift[i]) * source_step_[i], pair.origin[i]) >= INT16_MAX / 2) return false;
+        if (std::max(std::abs(pair.shift[i]) * source_step_[i], std::abs(pair.origin[i])) >= INT16_MAX / 2) return false;
     return true;
   }
 
@@ -75,6 +75,7 @@ class LastCutter : protected LastLayout {
       if (forward_ && residue[i] >= phases[i]) return;  // no result has this phase
       pair.shift[i] = forward_ ? -turn : turn, pair.origin[i] = forward_ ? 0 : residue[i];
     }
+    if (counted_) pair.origin[2] = pair.shift[1] * packed_row(), pair.shift[1] = 0;
     if (forward_) {
       const std::int64_t phase = (residue[0] * phases[1] + residue[1]) * row_phases_ + residue[2];
       pair.set = phase / tile_.phases, pair.phase = phase % tile_.phases;
@@ -150,14 +151,14 @@ class LastCutter : protected LastLayout {
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.alternates) {
-      const int element = int(element_), buffers = 2 * last_planes_buffers(tile_.columns, element);
+      const int element = int(element_), buffers = tile_.warpgroups * last_planes_buffers(tile_.columns, element);
       if (tile_.to_planes) {
         const bool lines = !stores_boxes_of_planes();
         const int pixel = (lines ? tile_.phases : tile_.row_phases) * element;
         return buffers * last_planes_part_bytes(int(tile_rows()), tile_.columns, pixel, element, lines);
       }
       const int row = tile_.columns * tile_.phases * int(element_);
-      return 2 * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
+      return tile_.warpgroups * last_pieces_at_once(row, int(element_)) * tile_rows() * kLastPieceRow;
     }
     return result_strides().c == 1 ? 0 : kLastStagedBytes;
   }

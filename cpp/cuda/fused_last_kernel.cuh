@@ -78,27 +78,32 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     Reading at = this->begin(warpgroup);
     std::int32_t own[4] = {};
     if constexpr (kFromRows) this->place_rows(own);
-    const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0, step = Tile::kAlternates ? 2 : 1;
-    if (first > 0) pass_over(at, blockIdx.x);
-    std::uint32_t turn = first ^ 1;  // the first warpgroup begins: a new barrier counts as passed
+    const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0,
+                        step = Tile::kAlternates ? Tile::kWarpgroups : 1;
+    pass_over(at, blockIdx.x, first);
+    std::uint32_t turn = first == 0 ? 1 : 0;  // the first warpgroup begins: a new barrier counts as passed
     for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles; tile += step * gridDim.x, turn ^= 1) {
       const LastPlace place = last_place(job, tile);
-      // A wait for a buffer two fills ahead would take the fill before for its own.
-      if constexpr (Tile::kAlternates) barrier_wait(address(barriers.turn[first]), turn);
       Sums sums = {};
       if (job.resident) at.stage = Ring(job.stages);
+      if constexpr (Tile::kAlternates) {
+        if (job.whole) at.shift = rows_of_pair(job.pair[job.patch[job.first_patch[place.set]].end]);
+        hide(at.shift);
+        pin_all(sums);  // zeros are there before the turn comes
+        // A wait for a buffer two fills ahead would take the fill before for its own.
+        barrier_wait(address(barriers.turn[first]), turn);
+      }
       multiply(sums, place, own, at);
       if constexpr (Tile::kAlternates) {
-        if (lane == 0) barrier_arrive(address(barriers.turn[first ^ 1]));
+        if (lane == 0) barrier_arrive(address(barriers.turn[first + 1 < step ? first + 1 : 0]));
       }
       warpgroup_wait<0>();
-#pragma unroll
-      for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
-        pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
-      at.used.release();
+      pin_all(sums);
+      at.release();
+      at.resident = job.resident;
       if constexpr (Tile::kAlternates) {
         store_boxes(sums, place, bias, other, y, warpgroup);
-        pass_over(at, tile + gridDim.x);
+        pass_over(at, tile + gridDim.x, step - 1);
       } else if (job.splits.value == 1) {
         Store{job, place, bias, y, staging()}.run(sums);
       } else {
@@ -107,10 +112,17 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     }
   }
 
-  // What the other warpgroup takes for a tile.
-  __device__ __forceinline__ void pass_over(Reading& at, std::uint32_t tile) const {
-    const LastTaken taken = last_taken(job, tile);
-    at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
+  static __device__ __forceinline__ void pin_all(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
+      pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
+  }
+  // What other warpgroups take for so many tiles.
+  __device__ __forceinline__ void pass_over(Reading& at, std::uint32_t tile, std::uint32_t count) const {
+    for (; count > 0; --count, tile += gridDim.x) {
+      const LastTaken taken = last_taken(job, tile);
+      at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
+    }
   }
   __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result,
                                               Value* y, std::int32_t warpgroup) const {

@@ -43,7 +43,8 @@ constexpr int kFirstTurned = 9;
   DO(23, Value, 2, 8, 2)                    \
   DO(24, Value, 4, 4, 2)                    \
   DO(25, Value, 1, 8, 4)
-// And those that store planes: kM, kSub8, kPhases, kVectors, and the phases of a row where these are fewer.
+// And those that store planes: kM, kSub8, kPhases, kVectors, and the phases of a row where these are fewer; warpgroups where
+// these are more than two.
 #define UPFOLD_LAST_TO_PLANES_TILES(DO, Value) \
   DO(26, Value, 4, 4, 1, 8)                    \
   DO(27, Value, 4, 8, 1, 8)                    \
@@ -52,13 +53,14 @@ constexpr int kFirstTurned = 9;
   DO(30, Value, 4, 4, 2, 8)                    \
   DO(31, Value, 1, 8, 3, 8)                    \
   DO(32, Value, 1, 8, 4, 8)                    \
-  DO(33, Value, 1, 8, 4, 8, 2)
+  DO(33, Value, 1, 8, 4, 8, 2)                 \
+  DO(34, Value, 2, 8, 2, 8, 2, 3)
 // And those that transpose planes first: the same.
 #define UPFOLD_LAST_TRANSPOSING_TILES(DO, Value) \
-  DO(34, Value, 4, 4, 1, 4)                      \
-  DO(35, Value, 2, 8, 2, 8)                      \
-  DO(36, Value, 4, 4, 2, 8)
-constexpr int kFirstAlternating = 18, kFirstTransposing = 34;
+  DO(35, Value, 4, 4, 1, 4)                      \
+  DO(36, Value, 2, 8, 2, 8)                      \
+  DO(37, Value, 4, 4, 2, 8)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 35;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \

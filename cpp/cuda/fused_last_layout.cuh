@@ -35,6 +35,9 @@ class LastLayout {
     }
     folded_ = folds();
     if (folded_) source_step_ = {1, 1, 1};
+    counted_ = counts_through();
+    if (counted_)
+      for (Triple* const sizes : {&positions_, &result_size_}) *sizes = {(*sizes)[0], 1, (*sizes)[1] * (*sizes)[2]};
   }
 
  protected:
@@ -64,6 +67,20 @@ class LastLayout {
     const bool dense = !lies_in_boxes() || source_strides().w == source_channels() * p_.groups;
     return dense && source_channels() % chunk() == 0 && h.out % h.stride == 0 && w.out % w.stride == 0;
   }
+
+  // Whether positions are counted through a plane, whose rows follow one another in the result: rows of the packed source are as
+  // long, and what they are longer is zeros, which are those behind a row and those ahead of the next one.
+  bool counts_through() const {
+    const Axis &h = axes_[1], &w = axes_[2];
+    const std::int64_t row = result_size_[2], low = forward_ ? w.pad - (w.kernel - 1) * w.dilation : -w.pad;
+    const std::int64_t high = low + (w.kernel - 1) * w.dilation, gap = row - source_size_[2];
+    if (!tile_.to_planes || tile_.planes || tile_.transposes || tile_.phases > 1 || h.stride * w.stride > 1) return false;
+    if (result_size_[1] == 1 || result_strides().h != row || lies_in_boxes()) return false;
+    const std::int64_t reach = (h.kernel - 1) * h.dilation + h.pad;  // rows that a tap is away from its result, at most
+    return high <= 0 && -low <= gap && gap <= source_size_[2] && reach < INT16_MAX / 4 / row &&
+           std::max(result_size_[1], source_size_[1]) < kMostLastCount / row;
+  }
+  std::int64_t packed_row() const { return counted_ ? axes_[2].*(forward_ ? &Axis::out : &Axis::in) : source_size_[2]; }
 
   bool sizes() {
     for (int i = 0; i < 3; ++i) {
@@ -180,7 +197,7 @@ class LastLayout {
   const bool forward_;
   const bool aligned_;
   const Axis axes_[3];
-  bool folded_ = false;
+  bool folded_ = false, counted_ = false;
   Triple positions_, source_step_, result_step_, source_size_, result_size_;
 };
 

@@ -29,7 +29,17 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   using Sums = float[Tile::kM][Tile::kPhases][Tile::kSub8][4];
   using Operands = typename LastOperandsOf<Value, kByResult, Tile::kFromPlanes && sizeof(Value) == 2>::Type;
 
-  // The products of a pair, whose phase is known where this is compiled.
+  // Phases of one position whose weights follow one another are the columns of one product, which reads its rows once: products
+  // of 64 columns each take all that shared memory gives.
+  static constexpr int kMostEights = 32;
+  static constexpr int kJoined = Tile::kPhases == 3 || Tile::kPhases * Tile::kSub8 > kMostEights ? 1 : Tile::kPhases;
+  template <int kCount>
+  static __device__ __forceinline__ float (&joined(Sums& sums, int m, int phase))[Tile::kSub8 * kCount][4] {
+    return *reinterpret_cast<float(*)[Tile::kSub8 * kCount][4]>(&sums[m][phase]);
+  }
+
+  // The products of some pairs, whose first phase is known where this is compiled.
+  template <int kCount>
   static __device__ __forceinline__ void add(Sums& sums, int phase, const std::uint64_t (&positions)[Tile::kM],
                                              std::uint32_t shift, std::uint64_t channels) {
     constexpr std::uint32_t kStep = Tile::kFromPlanes ? 64 : 1;  // from vector to vector; of planes: rows of eight channels
@@ -39,7 +49,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
       for (int m = 0; m < Tile::kM; ++m) {
         const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep),
                             of = channels + k * (kByResult ? kBoxColumns : 1);
-        WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(sums[m][phase], Tile::kTurned ? of : at, Tile::kTurned ? at : of);
+        WarpgroupCore<Operands, Tile::kSub8 * kCount, 1, 0>::add(joined<kCount>(sums, m, phase), Tile::kTurned ? of : at,
+                                                                 Tile::kTurned ? at : of);
       }
     }
   }
@@ -50,7 +61,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     if constexpr (kPhase < Tile::kPhases) {
       if (Tile::kPhases > 1 && phase != kPhase) return add_pair<kPhase + 1>(sums, phase, positions, shift, channels);
       warpgroup_begin();
-      add(sums, kPhase, positions, shift, channels);
+      add<1>(sums, kPhase, positions, shift, channels);
       warpgroup_commit();
     }
   }
@@ -60,8 +71,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
                                             std::uint64_t channels) const {
     warpgroup_begin();
 #pragma unroll
-    for (int phase = 0; phase < Tile::kPhases; ++phase)
-      add(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
+    for (int phase = 0; phase < Tile::kPhases; phase += kJoined)
+      add<kJoined>(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
     warpgroup_commit();
   }
 
@@ -88,9 +99,9 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   // Barriers of what the products before read; 0: none, or released.
   struct Used {
     std::uint32_t stage = 0, patch = 0;
-    __device__ __forceinline__ void release() {
-      if (threadIdx.x % 32 == 0 && stage != 0) barrier_arrive(stage);
-      if (threadIdx.x % 32 == 0 && patch != 0) barrier_arrive(patch);
+    __device__ __forceinline__ void release(std::uint32_t leads) {
+      if (leads && stage != 0) barrier_arrive(stage);
+      if (leads && patch != 0) barrier_arrive(patch);
       stage = patch = 0;
     }
   };
@@ -100,9 +111,14 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     std::uint64_t positions[Tile::kM], channels;
     Ring buffer, stage;
     Used used;
+    std::uint32_t leads = threadIdx.x % 32 == 0;  // known by a register, not asked for anew
+    std::uint32_t shift = 0;                      // of all products of a tile, where they have one
+    bool resident = false;                        // the weights are there, and stay
+    __device__ __forceinline__ void release() { used.release(Tile::kAlternates ? leads : threadIdx.x % 32 == 0); }
   };
   __device__ __forceinline__ Reading begin(std::int32_t warpgroup) const {
     Reading at{{}, channels_descriptor(first_channel(warpgroup)), Ring(job.patches), Ring(job.stages), {}};
+    hide(at.leads);
 #pragma unroll
     for (int m = 0; m < Tile::kM; ++m) {
       const std::uint32_t row = std::uint32_t(job.rows[first_product(warpgroup) + m]);
@@ -115,17 +131,16 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   // The products of chunks that are one stage of weights each, a pair of each phase (LastJob::whole): what stands between them is
   // more than half of their time.
   __device__ __forceinline__ void multiply_whole(Sums& sums, const LastPlace& place, Reading& at) const {
-    const std::uint32_t shift = rows_of_pair(job.pair[job.patch[job.first_patch[place.set]].end]);
 #pragma unroll 1
     for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
       barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
-      barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
+      if (!at.resident) barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
       std::uint64_t positions[Tile::kM];
 #pragma unroll
       for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(at.buffer.at));
-      add_whole(sums, positions, shift, at.channels + in_descriptor(weight(at.stage.at)));
+      add_whole(sums, positions, at.shift, at.channels + in_descriptor(weight(at.stage.at)));
       warpgroup_wait<1>();
-      at.used.release();
+      at.release();
       at.used = {job.resident ? 0 : address(barriers.empty[at.stage.at]), address(barriers.patch_empty[at.buffer.at])};
     }
   }
@@ -153,10 +168,11 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-      for (int phase = 0; phase < Tile::kPhases; ++phase) {
+      for (int phase = 0; phase < Tile::kPhases; phase += kJoined) {
         const std::uint64_t of = channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16 + (group * kSteps + step) * 2);
 #pragma unroll
-        for (int m = 0; m < Tile::kM; ++m) WarpgroupRows<Value, Tile::kSub8, 0>::add(sums[m][phase], rows[step][m], of);
+        for (int m = 0; m < Tile::kM; ++m)
+          WarpgroupRows<Value, Tile::kSub8 * kJoined, 0>::add(joined<kJoined>(sums, m, phase), rows[step][m], of);
       }
     }
     warpgroup_commit();
@@ -176,7 +192,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
 #pragma unroll 1
     for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
       barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
-      barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
+      if (!at.resident) barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
       const unsigned char* const from = this->memory + at.buffer.at * std::uint32_t(job.patch_bytes);
       const std::uint64_t channels = at.channels + in_descriptor(weight(at.stage.at));
 #pragma unroll
@@ -188,7 +204,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
         }
         add_rows(sums, rows[group % 2], channels, group);
         warpgroup_wait<1>();  // the rows before are free
-        if (group == 0) at.used.release();
+        if (group == 0) at.release();
       }
       at.used.stage = job.resident ? 0 : address(barriers.empty[at.stage.at]);
     }
@@ -212,7 +228,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
         for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(buffer.at));
         for (; pair < end; stage.next()) {
           const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
-          barrier_wait(address(barriers.full[stage.at]), stage.parity);
+          if (!Tile::kAlternates || !at.resident) barrier_wait(address(barriers.full[stage.at]), stage.parity);
           std::uint64_t channels = at.channels + in_descriptor(weight(stage.at));
 #pragma unroll 1
           do {
@@ -220,7 +236,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
             add_pair<0>(sums, phase_of_pair(entry), positions, rows_of_pair(entry), channels);
             channels += kLastPairBytes<Tile> / 16;
             warpgroup_wait<1>();
-            at.used.release();
+            at.release();
           } while (++pair < until);
           if (!job.resident) at.used.stage = address(barriers.empty[stage.at]);
           if (pair == end) at.used.patch = address(barriers.patch_empty[buffer.at]);

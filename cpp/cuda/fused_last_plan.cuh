@@ -294,14 +294,13 @@ class LastPlanner : LastAlternator {
     if (tile_.planes || tile_.transposes) return true;
     if (!lies_in_boxes()) {
       const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
-      const std::int64_t pixels = source_size_[0] * source_size_[1] * source_size_[2];
-      const std::int64_t left = cap_ - plan_.packed_bytes, sample = 16 * vectors * pixels, parts = best_.samples;
+      const std::int64_t rows = source_size_[0] * source_size_[1], pixels = rows * source_size_[2], packed = rows * packed_row();
+      const std::int64_t left = cap_ - plan_.packed_bytes, sample = 16 * vectors * packed, parts = best_.samples;
       plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);
       plan_.source_bytes = plan_.batch * sample;
       pack_source(s, vectors, pixels);
-      s.c = 1, s.w = vectors * 16 / element_, s.h = s.w * source_size_[2], s.d = s.h * source_size_[1],
-      s.n = s.d * source_size_[0];
-      if (pixels >= kMostLastCount || plan_.batch * pixels >= kMostLastCount) return false;
+      s.c = 1, s.w = vectors * 16 / element_, s.h = s.w * packed_row(), s.d = s.h * source_size_[1], s.n = s.d * source_size_[0];
+      if (packed >= kMostLastCount || plan_.batch * packed >= kMostLastCount) return false;
     }
     describe_source(s);
     return true;
@@ -309,6 +308,8 @@ class LastPlanner : LastAlternator {
   void pack_source(const Strides& s, std::int64_t vectors, std::int64_t pixels) {
     LastSourceJob& job = plan_.source_pack;
     job = source_job(s, source_channels() * p_.groups, vectors, pixels, source_size_[2], source_size_[1]);
+    job.gap = std::uint32_t(packed_row() - source_size_[2]);
+    job.packed += job.gap * std::uint32_t(source_size_[0] * source_size_[1]);
     // Two steps of a block where that leaves each multiprocessor some blocks.
     const std::int64_t blocks = plan_.batch * job.channel_tiles.value * job.pixel_tiles.value;
     job.steps = pixels > kSourcePixels && blocks > kSourceSteps * 8 * kLastAimBlocks ? kSourceSteps : 1;
@@ -323,7 +324,8 @@ class LastPlanner : LastAlternator {
     BoxTensor& tensor = plan_.source;
     const std::int64_t channels = source_channels() * p_.groups;
     tensor = {p_.dtype,
-              {channels, source_size_[2], source_size_[1], source_size_[0], plan_.batch},
+              {channels, counted_ ? source_size_[1] * packed_row() : source_size_[2], counted_ ? 1 : source_size_[1],
+               source_size_[0], plan_.batch},
               {s.w, s.h, s.d, s.n},
               {std::int32_t(chunk()), 1, 1, 1, std::int32_t(best_.samples)},
               std::int32_t(chunk_bytes_),

@@ -1,5 +1,5 @@
 // The source of the fused method whose channels are innermost, where it lies otherwise: packed[sample][depth][height][width]
-// [channel], channels filled up to whole vectors of 16 bytes.
+// [channel], channels filled up to whole vectors of 16 bytes, and behind each row some pixels of zeros (`gap`).
 #pragma once
 
 #include "divide.cuh"
@@ -10,7 +10,7 @@ namespace upfold::cuda {
 struct LastSourceJob {
   Divisor channel_tiles, pixel_tiles;  // of a sample
   Divisor width, height;
-  std::uint32_t pixels;  // of a sample
+  std::uint32_t pixels, packed, gap;  // of a sample, as it came and packed; behind a row
   std::int32_t channels, vectors;
   bool paired;             // of 16-bit values: two pixels are one aligned word
   bool lines;              // pixels follow one another in every channel, whole aligned vectors of 16 bytes
@@ -30,7 +30,8 @@ inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::in
   job.channel_tiles = make_divisor(ceil_div(vectors, std::int64_t(8)));
   job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels)));
   job.width = make_divisor(width), job.height = make_divisor(height);
-  job.pixels = std::uint32_t(pixels), job.channels = std::int32_t(channels), job.vectors = std::int32_t(vectors);
+  job.pixels = job.packed = std::uint32_t(pixels), job.gap = 0, job.channels = std::int32_t(channels),
+  job.vectors = std::int32_t(vectors);
   job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
   job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | width) & 1) == 0;
   return job;
@@ -41,6 +42,19 @@ inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::in
 UPFOLD_DEVICE std::int64_t source_pixel(const LastSourceJob& job, std::uint32_t pixel) {
   const std::uint32_t w = take(job.width, pixel), h = take(job.height, pixel);
   return std::int64_t(pixel) * job.d + h * job.h + w * job.w;
+}
+
+// Stores a vector of pixel number `pixel` of a sample. The last pixels of a row have as many of the zeros behind it.
+UPFOLD_DEVICE void store_pixel(const LastSourceJob& job, uint4* sample, std::uint32_t pixel, std::int32_t vector,
+                               const uint4& v) {
+  std::uint32_t at = pixel;
+  if (job.gap > 0) {
+    std::uint32_t row = pixel;
+    const std::uint32_t behind = job.width.value - 1 - take(job.width, row);  // pixels of the row
+    at += row * job.gap;
+    if (behind < job.gap) sample[std::int64_t(at + 2 * behind + 1) * job.vectors + vector] = {0, 0, 0, 0};
+  }
+  sample[std::int64_t(at) * job.vectors + vector] = v;
 }
 
 // A lane has one pixel in some channels, several times.
@@ -131,7 +145,7 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
   const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, rest)) * kChannels;
   const std::uint32_t first_pixel = take(job.pixel_tiles, rest) * std::uint32_t(job.steps * kSourcePixels);
   const Bits* const sample = from + std::int64_t(rest) * job.n + first_channel * job.c;
-  uint4* const own = to + (std::int64_t(rest) * job.pixels + first_pixel) * job.vectors + first_channel / kChannels * 8;
+  uint4* const own = to + std::int64_t(rest) * job.packed * job.vectors + first_channel / kChannels * 8;
   const std::int32_t vector = std::int32_t(threadIdx.x) % 8;
   const bool has_vector = first_channel / kChannels * 8 + vector < job.vectors;
   if (job.lines) {
@@ -141,8 +155,8 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
     for (int i = 0; i < kSourceSteps * kSourcePixels * 8 / kSourceThreads; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (pixel >= job.steps * kSourcePixels || first_pixel + pixel >= job.pixels || !has_vector) continue;
-      own[std::int64_t(pixel) * job.vectors + vector] =
-          *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4);
+      store_pixel(job, own, first_pixel + pixel, vector,
+                  *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4));
     }
     return;
   }
@@ -160,7 +174,7 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (first + pixel >= job.pixels || !has_vector) continue;
       const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
-      own[std::int64_t(step * kSourcePixels + pixel) * job.vectors + vector] = {v[0], v[1], v[2], v[3]};
+      store_pixel(job, own, first + pixel, vector, {v[0], v[1], v[2], v[3]});
     }
   }
 }

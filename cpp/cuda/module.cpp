@@ -150,10 +150,10 @@ py::list fused_last_tiles() {
 }
 
 // (tiles, products of a tile, bytes that it copies of the source, whether weights stay, parts of the reduction; bytes of packed
-// weights and of packed source) of a tile choice.
+// weights and of packed source, whether lanes store results in planes) of a tile choice.
 py::tuple fused_last_work(const FusedLastCall& call) {
   const upfold::cuda::FusedLastWork work = call.work();
-  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source);
+  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source, work.loose);
 }
 
 using upfold::cuda::FusedColumnsCall;

@@ -70,6 +70,11 @@ PLANES = {
     "four phases, odd rows": _like("dpt-256-256@37", in_channels=64, out_channels=72, in_size=(9, 37), batch=12),
     "dense, odd long rows": _like("seed2-square", in_size=(24, 131), batch=5),
     "dense, odd planes": _like("seed2-square", padding=(1, 1), in_size=(11, 13), batch=40),
+    # Positions that are counted through a plane, whose packed rows have zeros behind them.
+    "counted, padded height": _like("seed2-square", padding=(1, 0), in_size=(40, 75), batch=9),
+    "counted, flat kernel": _like("seed4-wide-image", kernel_size=(3, 1), in_size=(20, 75), batch=3),
+    "counted, small planes": _like("seed1-asymmetric", in_size=(5, 6), batch=40),
+    "counted, 3d": _like("nnunet3d-64-32@64", kernel_size=(2, 3, 3), stride=(1, 1, 1), in_size=(6, 10, 12), batch=4),
     "4x4, odd rows": _like("dcgan-128-64@16", padding=(1, 0), in_size=(10, 75), batch=9),
     "3d, odd rows": _like("nnunet3d-64-32@64", in_size=(5, 6, 7), batch=30),
     "flat kernel": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 10, 24), batch=7),
@@ -86,6 +91,7 @@ INNERMOST = {
     "groups": _like("dcgan-128-64@16", groups=2, out_channels=128, batch=9),
     "3d": _like("nnunet3d-64-32@64", in_size=(6, 10, 12), batch=9),
     "planes": _like("nnunet3d-64-32@64", kernel_size=(1, 2, 2), stride=(1, 2, 2), in_size=(6, 5, 8), batch=9),
+    "cropped": _like("seed2-square", padding=(2, 2), in_size=(40, 60), out_channels=64, batch=9),
 }
 
 # What is rounded once or twice differs by as much as a rounding.

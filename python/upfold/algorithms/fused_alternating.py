@@ -9,7 +9,7 @@ from . import cuda
 
 # The first of these among the tiles of boxes; those of a kind follow one another.
 FIRST = 18
-_FIRSTS = (FIRST, 22, 26, 34)  # of planes as they lie, to planes, and those that transpose planes first
+_FIRSTS = (FIRST, 22, 26, 35)  # of planes as they lie, to planes, and those that transpose planes first
 
 
 _SECTOR = 32  # bytes that memory stores together
@@ -42,6 +42,7 @@ class Work(NamedTuple):
     splits: int
     packed: int
     source: int
+    loose: bool  # results in planes that are stored by lanes
 
 
 def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, int], work: Work, multiprocessors: int) -> float:
@@ -54,7 +55,7 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     multiply = work.products * (rows * pair / 4096 * rates.product * rates.tiles[config - first] + rates.issue)
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
     width = (problem.out_size if problem.operator is Operator.CONV_TRANSPOSE else problem.in_size)[2]
-    loose = rates.loose if width * size % 16 else 1.0
+    loose = rates.loose if work.loose else 1.0
     store = rows * columns * phases * size / rates.stored * loose + rates.tile
     turns = -(-work.tiles // multiprocessors)
     time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
@@ -74,8 +75,8 @@ _RATES = (
         _Rates(5.35, 50.5, 53.9, 20.2, 499, 0.255, 0.161, 1.34, 0.699, 1.5, (0.94, 0.902, 1.44, 1)),
     ),
     (
-        _Rates(4.94, 54, 62.5, 19.8, 535, 0.178, 0.427, 1.35, 0.499, 2.33, (1.14, 0.742, 0.637, 0.831, 1.35, 1.67, 0.988, 1.23)),
-        _Rates(3.12, 48.4, 61.2, 10.6, 658, 0.0963, 0.06, 1.33, 0.469, 2.04, (1.07, 0.744, 0.683, 0.911, 1.3, 2.25, 1.15, 0.729)),
+        _Rates(4.94, 54, 62.5, 19.8, 535, 0.178, 0.427, 1.35, 0.499, 2.33, (1.14, 0.742, 0.637, 0.831, 1.35, 1.67, 0.988, 1.23, 0.8)),
+        _Rates(3.12, 48.4, 61.2, 10.6, 658, 0.0963, 0.06, 1.33, 0.469, 2.04, (1.07, 0.744, 0.683, 0.911, 1.3, 2.25, 1.15, 0.729, 0.9)),
     ),
     (
         _Rates(11.7, 53.4, 22.2, 21.6, 523, 0.321, 0.179, 1.69, 0.628, 1.32, (1.28, 0.984, 1.22)),
