@@ -17,8 +17,9 @@
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
 // multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that
-// *alternate* have tiles of their own: one multiplies while the other stores, as their patches follow one another. For some of
-// them warps beside the copying thread *transpose* boxes of planes to patches, in place of a launch ahead that packs the source.
+// *alternate* have tiles of their own: one multiplies while the others, of two or three, store, as their patches follow one
+// another. For some of them warps beside the copying thread *transpose* boxes of planes to patches, in place of a launch ahead
+// that packs the source. Where that launch writes rows as long as the result's, positions are *counted through* a plane.
 #pragma once
 
 #include "divide.cuh"

@@ -1,4 +1,4 @@
-// The kernel of the fused method by boxes of channels: one thread has shared memory filled (fused_last_block.cuh), two warpgroups
+// The kernel of the fused method by boxes of channels: one thread has shared memory filled (fused_last_block.cuh), warpgroups
 // multiply and store.
 #pragma once
 
@@ -71,7 +71,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     }
   }
 
-  // Two warpgroups multiply and store.
+  // Warpgroups multiply and store.
   __device__ __forceinline__ void compute(const BoxMap& other, const Value* bias, Value* y) const {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 128, 0);  // known to be one for a warp

@@ -80,7 +80,8 @@ class LastLayout {
     return high <= 0 && -low <= gap && gap <= source_size_[2] && reach < INT16_MAX / 4 / row &&
            std::max(result_size_[1], source_size_[1]) < kMostLastCount / row;
   }
-  std::int64_t packed_row() const { return counted_ ? axes_[2].*(forward_ ? &Axis::out : &Axis::in) : source_size_[2]; }
+  // Pixels from row to row of the packed source.
+  std::int64_t packed_row() const { return !counted_ ? source_size_[2] : forward_ ? axes_[2].out : axes_[2].in; }
 
   bool sizes() {
     for (int i = 0; i < 3; ++i) {

@@ -1,4 +1,4 @@
-// The products of a block of the fused method by boxes of channels, by its two warpgroups.
+// The products of a block of the fused method by boxes of channels, by its warpgroups.
 #pragma once
 
 #include "fused_last_block.cuh"

@@ -17,21 +17,26 @@ _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
         {202: 0.85, 207: 0.91, 220: 1.05},
         {208: 0.85, 219: 1.05},
-        {9: 0.94, 13: 1.05, 16: 1.1, 19: 1.05, 20: 1.3, 22: 1.09, 23: 1.03, 28: 0.9}
-        | {205: 0.75, 207: 0.95, 209: 1.05, 216: 0.95, 222: 0.75, 231: 0.75, 232: 0.75},
+        {9: 1.13, 13: 1.05, 16: 1.1, 19: 1.05, 20: 1.3, 22: 1.09, 23: 1.03, 28: 0.9}
+        | {205: 0.9, 207: 0.95, 209: 1.05, 216: 0.95, 222: 0.75, 226: 1.05, 228: 0.85, 231: 0.75, 232: 0.75},
     ),
     (
         {205: 0.85, 207: 0.91, 220: 0.9},
         {},
-        {9: 0.94, 10: 1.05, 18: 0.89, 22: 1.06, 23: 1.06, 25: 2.0, 27: 1.12, 222: 0.95, 223: 0.97},
+        {9: 0.94, 10: 1.1, 18: 0.89, 22: 1.06, 23: 1.06, 25: 2.0, 27: 1.12, 236: 1.05},
     ),
 )
 # And of some where rows of x are no whole vectors, beside tiles of boxes (Mask R-CNN, 14 x 14).
 _ODD_ROWS, _ODD_TILES, _VECTOR_BYTES = 1.7, (16, 17, 18, 19, 21, 22, 23, 24, 25, 26, 27), 16
+_ODD_BOXES: tuple[Mapping[int, float], ...] = ({222: 1.0, 223: 1.1, 234: 0.85}, {})  # those of boxes, there
 # The same of gradients of the input, of tensors whose width is innermost and of others.
 _GRADIENT: tuple[tuple[Mapping[int, float], ...], ...] = (
-    ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 203: 0.95, 212: 0.85, 213: 0.84, 214: 0.85, 228: 0.9}, {204: 0.9, 218: 0.9}),
-    ({1: 1.2, 104: 1.15, 110: 1.3, 115: 1.1, 201: 0.85, 204: 0.9, 214: 0.8, 217: 0.88}, {202: 1.05, 203: 0.9, 220: 1.05}),
+    ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 212: 0.85, 213: 0.84, 214: 0.85, 228: 0.9}, {204: 0.9, 218: 0.9}),
+    (
+        {1: 1.2, 104: 1.15, 110: 1.3, 115: 1.1}
+        | {201: 0.89, 204: 0.77, 205: 0.9, 209: 0.85, 214: 0.8, 217: 0.92, 227: 0.9, 228: 0.9},
+        {202: 1.05, 203: 0.9, 220: 1.05},
+    ),
 )
 
 
@@ -46,7 +51,7 @@ def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict
         layout = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
         times = _FORWARD[half][layout]
         if layout == 2 and problem.in_size[2] * DTYPE_BYTES[problem.dtype] % _VECTOR_BYTES:
-            times = {**times, **dict.fromkeys(_ODD_TILES, _ODD_ROWS)}
+            times = {**times, **dict.fromkeys(_ODD_TILES, _ODD_ROWS), **_ODD_BOXES[half]}
         if fused_last.lies(problem, device):  # rates of those were fitted to the choice
             times = {config: factor for config, factor in times.items() if config < fused_last.FIRST}
     return {config: time * times.get(config, 1.0) for config, time in predicted.items()}
