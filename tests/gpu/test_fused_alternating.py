@@ -131,6 +131,14 @@ def test_planes_are_exact(name, dtype, device):
     forward_is_exact(PLANES[name], dtype, device, torch.Tensor.contiguous, _configs)
 
 
+@pytest.mark.parametrize("name", [name for name in PLANES if name.startswith("counted")])
+def test_packed_rows_are_as_long_as_the_results(name, device):
+    problem = _problem(*PLANES[name].tensors(torch.bfloat16, device), PLANES[name])
+    rows, pixel = problem.batch * problem.in_size[0] * problem.in_size[1], 16 * -(-problem.in_channels // 8)
+    packed = {fused_last.call(problem, config, cuda.index(device)).work[6] for config in _configs(problem, device)}
+    assert rows * problem.out_size[2] * pixel in packed
+
+
 @TYPES
 @pytest.mark.parametrize("name", INNERMOST)
 def test_channels_last_is_exact(name, dtype, device):
