@@ -64,7 +64,8 @@ struct LastTileBase {
   static constexpr int kWarpgroups = kWarpgroups_, kWarps = 4 * kWarpgroups;
   static constexpr bool kSharesRegisters = kBlocks == 1;  // the copying warp gives its own back: only a warpgroup does that
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
-  // Of a thread: what the copying warpgroup gives back of the registers that a block begins with others can take, and no more.
+  // Of a thread. All are those that a block begins with, of which each multiprocessor has 512 for each of 128 threads, in eights:
+  // what the copying warpgroup gives back of them the others can take, and would wait for more without end.
   static constexpr int kAllRegisters = 512 / (kWarpgroups + 1) / 8 * 8 * (kWarpgroups + 1);
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
@@ -72,6 +73,7 @@ struct LastTileBase {
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
+  static_assert(kWarpgroups <= kMostLastWarpgroups, "barriers of their turns");
 };
 // kRows positions of a tile: kProducts times kProduct; kColumns channels.
 template <int kM, int kSub8, int kPhases, int kBlocks, int kVectors>
@@ -87,8 +89,8 @@ struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors, kWarp
 };
 // The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in
 // boxes of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
-template <int kM, int kSub8, int kPhases, int kWarpgroups = 2>
-struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8, kWarpgroups> {
+template <int kM, int kSub8, int kPhases>
+struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
   static constexpr bool kFromPlanes = true, kToPlanes = true;
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
 };

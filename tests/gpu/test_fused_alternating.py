@@ -131,7 +131,7 @@ def test_planes_are_exact(name, dtype, device):
     forward_is_exact(PLANES[name], dtype, device, torch.Tensor.contiguous, _configs)
 
 
-@pytest.mark.parametrize("name", [name for name in PLANES if name.startswith("counted")])
+@pytest.mark.parametrize("name", [name for name in PLANES if name.startswith("counted") and PLANES[name].kernel_size[-1] > 1])
 def test_packed_rows_are_as_long_as_the_results(name, device):
     problem = _problem(*PLANES[name].tensors(torch.bfloat16, device), PLANES[name])
     rows, pixel = problem.batch * problem.in_size[0] * problem.in_size[1], 16 * -(-problem.in_channels // 8)

@@ -98,6 +98,6 @@ _RATES = (
     ),
 )
 # Times as long as that, where they are compared with other tiles, whose predictions err to other sides: by the timings that the
-# rates were fitted to, the choice among all tiles and `gemm` takes 1 to 2 % (forward) and 1 to 3 % (gradient of the input)
+# rates were fitted to, the choice among all tiles and `gemm` takes up to 2 % (forward) and 1 to 3 % (gradient of the input)
 # longer than the fastest.
 _AGAINST_OTHERS = ((0.94, 1.04), (1.0, 1.0), (1.22, 0.9), (1.0, 1.05))

@@ -11,7 +11,7 @@ from . import fused_last
 
 # How many times as long tiles took beside the others of the same layers as is predicted: of TF32 and of 16-bit values, where
 # channels are innermost in the result, there with equal kernel and stride, and where they are not. Fitted to the choice among the
-# tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take 1 to 2 % longer than with the fastest
+# tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take up to 2 % longer than with the fastest
 # ones.
 _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
@@ -28,7 +28,7 @@ _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
 )
 # And of some where rows of x are no whole vectors, beside tiles of boxes (Mask R-CNN, 14 x 14).
 _ODD_ROWS, _ODD_TILES, _VECTOR_BYTES = 1.7, (16, 17, 18, 19, 21, 22, 23, 24, 25, 26, 27), 16
-_ODD_BOXES: tuple[Mapping[int, float], ...] = ({222: 1.0, 223: 1.1, 234: 0.85}, {})  # those of boxes, there
+_ODD_BOXES: tuple[Mapping[int, float], ...] = ({222: 1.0, 223: 1.1, 234: 0.85}, {})  # for those above, of boxes
 # The same of gradients of the input, of tensors whose width is innermost and of others.
 _GRADIENT: tuple[tuple[Mapping[int, float], ...], ...] = (
     ({104: 1.15, 110: 1.3, 201: 0.95, 202: 1.05, 212: 0.85, 213: 0.84, 214: 0.85, 228: 0.9}, {204: 0.9, 218: 0.9}),
