@@ -333,6 +333,31 @@ class FusedUnitsCall {
   std::shared_ptr<const UnitsPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the fused method of whole maps: columns of a tile.
+std::vector<int> fused_maps_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16 or bfloat16, whose kernel is a
+// multiple of its stride, with maps of few pixels that lie in planes, on compute capability 9.0); `alignment` bytes, at most 16,
+// divide the addresses of x, w and y.
+bool fused_maps_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct MapsPlan;
+// What a choice launches: tiles; chunks of 64 channels of one, bytes that are copied for each, and positions of outputs.
+struct FusedMapsWork {
+  std::int64_t tiles, chunks, copied, positions;
+};
+// The transposed convolution of small maps in one launch, bias and activation included, without a workspace. Planned once, then
+// the same for any operands and by any thread.
+class FusedMapsCall {
+ public:
+  FusedMapsCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedMapsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const MapsPlan> plan_;  // null: nothing to do
+};
+
 struct Device {
   std::string name;
   int major, minor;

@@ -42,10 +42,12 @@ struct InputJob {
   std::uint32_t whole;              // tiles whose reduction is not split
   std::int32_t steps, stage_steps;  // of a chunk; of one buffer of weights, which divide them
   std::int32_t pack_chunks;         // that one block packs
+  Divisor pack_blocks, pack_steps;  // blocks that pack all chunks of the same channels; steps of a chunk
   std::int32_t grain, columns, skew;
   std::int32_t span, pitch;  // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
   bool resident;  // the buffers hold all weights of a tile, and a block keeps its channels
+  bool run;       // the output channels and taps of an input channel lie in w as they are numbered, one after another
   bool wide;      // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk

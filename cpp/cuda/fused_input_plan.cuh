@@ -280,12 +280,14 @@ class InputPlanner {
     std::int64_t* const axes[3] = {job.x_axis, job.y_axis, job.w_axis};
     for (int i = 0; i < 3; ++i) axes[i][0] = strides[i]->d, axes[i][1] = strides[i]->h, axes[i][2] = strides[i]->w;
     const std::int64_t taps = kernel_taps(p_), run = job.chunk_channels * taps;
-    constexpr std::int64_t kAimRun = 512;
+    constexpr std::int64_t kAimRun = 128;  // elements of a row: a lane waits once for all of its own
     job.pack_chunks = std::int32_t(std::min<std::int64_t>(job.chunks, std::max<std::int64_t>(1, kAimRun / run)));
     plan_.pack_pitch = std::int32_t(job.pack_chunks * run + 32 / element_ / 2 + 1);
     plan_.pack_bytes = int(8 * plan_.pack_pitch * element_);
-    const std::int64_t pack_blocks =
-        p_.groups * job.channel_tiles.value * (tile_.channels / 8) * ceil_div(job.chunks, job.pack_chunks);
+    job.pack_blocks = make_divisor(ceil_div(job.chunks, job.pack_chunks)), job.pack_steps = make_divisor(job.steps);
+    job.run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
+              (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && (p_.w.c == taps || job.oc == 1);
+    const std::int64_t pack_blocks = p_.groups * job.channel_tiles.value * (tile_.channels / 8) * job.pack_blocks.value;
     if (pack_blocks >= kMostInputCount || job.chunks * run >= kMostInputCount || job.ic >= kMostInputCount) return false;
     plan_.pack_blocks = unsigned(pack_blocks);
     plan_.packed_bytes = p_.groups * job.channel_tiles.value * job.chunks * std::int64_t(job.steps) * tile_.channels * 32;

@@ -4,6 +4,7 @@
 
 #include "fused_input.cuh"
 #include "mma.cuh"
+#include "part_sums.cuh"
 
 namespace upfold::cuda {
 
@@ -62,17 +63,17 @@ UPFOLD_DEVICE void store_input(const InputJob& job, const InputPlace& place, Val
 
 // A block sums the parts of one column tile of one product of a tile, in their order, and stores it.
 template <typename Value, typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, 3)
     fused_input_reduce_kernel(const __grid_constant__ InputJob job, const float4* __restrict__ partial, Value* __restrict__ x) {
   constexpr std::uint32_t kColumns = Shape::kM * Shape::kN8, kVectors = kColumns * Shape::kThreads;
   const std::uint32_t sum = blockIdx.x % kColumns, first = blockIdx.x / kColumns * job.splits.value;
-  const float4* from = partial + std::int64_t(first) * kVectors + sum * Shape::kThreads + threadIdx.x;
-  float total[1][4] = {};
-  for (std::uint32_t i = 0; i < job.splits.value; ++i, from += kVectors) {
-    const float4 part = *from;
-    total[0][0] += part.x, total[0][1] += part.y, total[0][2] += part.z, total[0][3] += part.w;
-  }
-  store_input<Value, Shape>(job, input_place(job, job.whole + first), x, int(sum / Shape::kN8), int(sum % Shape::kN8), total);
+  const InputPlace place = input_place(job, job.whole + first);
+  const float4* from[1] = {partial + std::int64_t(first) * kVectors + sum * Shape::kThreads + threadIdx.x};
+  float4 total[1] = {};
+  await_previous();  // the sums of all parts
+  add_parts(total, from, kVectors, std::int32_t(job.splits.value), true);
+  const float sums[1][4] = {{total[0].x, total[0].y, total[0].z, total[0].w}};
+  store_input<Value, Shape>(job, place, x, int(sum / Shape::kN8), int(sum % Shape::kN8), sums);
 }
 
 UPFOLD_DEVICE std::uint32_t input_word(float v, float) { return to_tf32(v); }
@@ -81,20 +82,47 @@ UPFOLD_DEVICE std::uint32_t input_word(Value low, Value high) {
   return *reinterpret_cast<const std::uint16_t*>(&low) | std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&high)) << 16;
 }
 
+// Elements `first` + 0 to `count` - 1 of a row of w, numbered by output channels and taps, by the lanes of a warp, several at a
+// time. Beyond the row's last, and where it does not exist, zeros are stored; addresses stay within a row that exists.
+template <bool kRun, typename Value>
+UPFOLD_DEVICE void read_input_weights(const InputJob& job, const Value* __restrict__ row, std::int32_t first, std::int32_t count,
+                                      bool exists, Value* to) {
+  constexpr int kBatch = kRun ? 8 : 4;
+  const std::int32_t end = job.oc * std::int32_t(job.taps.value);
+  for (std::int32_t i = std::int32_t(threadIdx.x) % 32; i < count; i += 32 * kBatch) {
+    Value batch[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const std::int32_t last = (count < end - first ? count : end - first) - 1, in_count = i + 32 * j < last ? i + 32 * j : last;
+      std::int64_t at = first + in_count;
+      if constexpr (!kRun) {
+        std::uint32_t oc = std::uint32_t(first + in_count), tap = take(job.taps, oc);
+        at = oc * job.w_oc + take(job.kernel_w, tap) * job.w_axis[2];
+        at += take(job.kernel_h, tap) * job.w_axis[1] + tap * job.w_axis[0];
+      }
+      batch[j] = row[at];
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const std::int32_t number = i + 32 * j;
+      if (number < count) to[number] = exists && first + number < end ? batch[j] : Narrow<Value>::from(0.0f);
+    }
+  }
+}
+
 // packed[group][channel_tile][chunk][step][group of 8 channels][2 vectors][channel][16 bytes]: a block lays out some chunks of
 // eight input channels, whose taps lie side by side in w, by way of shared memory, `pitch` elements for each.
 template <typename Value>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     fused_input_pack_kernel(const __grid_constant__ InputJob job, std::int32_t groups_of_8, std::int32_t pitch,
                             const Value* __restrict__ w, uint4* __restrict__ packed) {
   let_next_begin();
   constexpr int kEntries = 4 / int(sizeof(Value));
   extern __shared__ uint4 memory[];
   Value* const values = reinterpret_cast<Value*>(memory);
-  const std::int32_t blocks = (job.chunks + job.pack_chunks - 1) / job.pack_chunks;
-  const std::int32_t first_chunk = std::int32_t(blockIdx.x) % blocks * job.pack_chunks;
+  std::uint32_t rest = blockIdx.x;
+  const std::int32_t first_chunk = std::int32_t(take(job.pack_blocks, rest)) * job.pack_chunks;
   const std::int32_t left = job.chunks - first_chunk, chunks = left < job.pack_chunks ? left : job.pack_chunks;
-  std::uint32_t rest = blockIdx.x / std::uint32_t(blocks);
   const std::int32_t own = std::int32_t(rest) % groups_of_8;
   rest /= std::uint32_t(groups_of_8);
   const std::int32_t channel_tile = std::int32_t(rest % job.channel_tiles.value);
@@ -102,21 +130,22 @@ __global__ void __launch_bounds__(256)
   const std::int32_t run = job.chunk_channels * std::int32_t(job.taps.value);
   {
     const std::int32_t row = std::int32_t(threadIdx.x) / 32, ic = first_channel + row;
-    const Value* const from = w + (std::int64_t(group) * job.ic + ic) * job.w_ic;
-    for (std::int32_t i = std::int32_t(threadIdx.x) % 32; i < chunks * run; i += 32) {
-      std::uint32_t oc = std::uint32_t(first_chunk * run + i), tap = take(job.taps, oc);
-      std::int64_t at = oc * job.w_oc + take(job.kernel_w, tap) * job.w_axis[2];
-      at += take(job.kernel_h, tap) * job.w_axis[1] + tap * job.w_axis[0];
-      values[row * pitch + i] = ic < job.ic && oc < std::uint32_t(job.oc) ? from[at] : Narrow<Value>::from(0.0f);
+    const bool exists = ic < job.ic;
+    const Value* const from = w + (std::int64_t(group) * job.ic + (exists ? ic : 0)) * job.w_ic;
+    if (job.run) {
+      read_input_weights<true>(job, from, first_chunk * run, chunks * run, exists, values + row * pitch);
+    } else {
+      read_input_weights<false>(job, from, first_chunk * run, chunks * run, exists, values + row * pitch);
     }
   }
   __syncthreads();  // the taps are there
   uint4* const to = packed + ((std::int64_t(rest) * job.chunks + first_chunk) * job.steps * groups_of_8 + own) * 16;
   const std::int32_t taps = std::int32_t(job.taps.value);
   for (std::int32_t i = std::int32_t(threadIdx.x); i < chunks * job.steps * 16; i += 256) {
-    const std::int32_t row = i % 8, vector = i / 8 % 2, step = i / 16 % job.steps, chunk = i / 16 / job.steps;
+    std::uint32_t chunk = std::uint32_t(i) / 16;
+    const std::int32_t row = i % 8, vector = i / 8 % 2, step = std::int32_t(take(job.pack_steps, chunk));
     const InputEntry entry = job.sources[step * kEntries + (kEntries == 2 ? vector : 0)];
-    const Value* const from = values + row * pitch + chunk * run;
+    const Value* const from = values + row * pitch + std::int32_t(chunk) * run;
     const auto tap_of = [&](std::uint32_t source) {  // of the first of its four channels
       std::uint32_t quad = source;
       const std::uint32_t tap = take(job.taps, quad);

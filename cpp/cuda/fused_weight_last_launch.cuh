@@ -106,9 +106,9 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   }
   WeightLastSumJob sum = plan.sum;
   sum.paired = sum.paired && reinterpret_cast<std::uintptr_t>(operands.w) % (2 * sizeof(Value)) == 0;
-  const auto kernel = !sum.tap_order   ? fused_weight_last_rows_kernel<Value>
-                      : sum.shares > 1 ? fused_weight_last_sum_kernel<Value, true>
-                                       : fused_weight_last_sum_kernel<Value, false>;
+  const auto kernel = !sum.tap_order      ? fused_weight_last_rows_kernel<Value>
+                      : sum.share_log > 0 ? fused_weight_last_sum_kernel<Value, true>
+                                          : fused_weight_last_sum_kernel<Value, false>;
   launch_grid("fused", kernel, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, sum,
               reinterpret_cast<const float4*>(workspace), static_cast<Value*>(const_cast<void*>(operands.w)));
 }

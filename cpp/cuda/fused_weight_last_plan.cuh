@@ -259,6 +259,7 @@ class WeightLastPlanner : WeightLastTaps {
   bool launches(std::int64_t part_bytes);
   bool split();
   bool sums();
+  void cut_sums();
   void describe();
 };
 

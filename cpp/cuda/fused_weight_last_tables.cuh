@@ -133,25 +133,52 @@ inline bool WeightLastPlanner::split() {
   return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount;
 }
 
-inline bool WeightLastPlanner::sums() {
+// What blocks of the sum have. Shares of the parts: until threads read theirs in one batch and warps keep a large device busy, or
+// until there are so many that they hide each other's waits. Small weights are cut into more blocks, down to as many pieces as
+// the threads of one have at a time.
+inline void WeightLastPlanner::cut_sums() {
   WeightLastSumJob& job = plan_.sum;
-  const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_), eights = ceil_div(channels, std::int64_t(8));
-  const std::int64_t rows = ceil_div(in_channels_, std::int64_t(16));
-  job.tap_order = p_.w.c != 1 || channels == 1;
-  // Small weights are cut into more blocks: what is stored then is little.
+  const std::int64_t taps = kernel_taps(p_), eights = ceil_div(out_channels_per_group(p_), std::int64_t(8));
+  const std::int64_t rows = ceil_div(in_channels_, std::int64_t(16)), warps = rows * eights * taps * p_.groups;
+  constexpr std::int64_t kBusyWarps = 8 * kWeightMultiprocessors, kManyWarps = 64 * kWeightMultiprocessors;
+  const auto more_shares = [&] {
+    const std::int64_t most = job.parts > std::int64_t(kPartBatch) << job.share_log ? kManyWarps : kBusyWarps;
+    return job.share_log < kMostWeightShares && std::int64_t(2) << job.share_log <= job.parts && warps << job.share_log < most;
+  };
+  job.share_log = 0;
+  while (more_shares()) ++job.share_log;
+  job.lane_log = std::min(5, kWeightSumThreadsLog - job.share_log);
   std::int64_t own_taps = job.tap_order ? std::min<std::int64_t>(taps, kWeightPieces) : 1;
-  const std::int64_t own_eights = job.tap_order ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
-  const auto blocks = [&] { return rows * ceil_div(eights, own_eights) * ceil_div(taps, own_taps) * p_.groups; };
-  while (own_taps > 1 && blocks() < 4 * kWeightMultiprocessors) own_taps = (own_taps + 1) / 2;
-  job.taps = make_divisor(own_taps), job.pieces = make_divisor(own_eights);
+  std::int64_t own_eights = job.tap_order ? std::max<std::int64_t>(1, 8 / own_taps) : 1;
+  const auto blocks = [&] {
+    return rows * ceil_div(eights, own_eights) * ceil_div(taps, own_taps) * p_.groups << (5 - job.lane_log);
+  };
+  const auto too_large = [&] {
+    const std::int64_t slots = std::int64_t(1) << std::max(0, job.lane_log + job.share_log - 5),
+                       outputs = 8 * own_eights * own_taps;
+    if ((slots << job.lane_log) / 2 * (outputs + 1) > kWeightSumFloats) return true;
+    return own_eights * own_taps << (job.lane_log + job.share_log) > kWeightSumThreads && blocks() < 4 * kWeightMultiprocessors;
+  };
+  while (job.tap_order && too_large()) {
+    if (job.lane_log > 3) {
+      --job.lane_log;
+    } else {
+      own_taps > 1 ? own_taps = (own_taps + 1) / 2 : own_eights = (own_eights + 1) / 2;
+    }
+  }
+  job.taps = make_divisor(own_taps), job.pieces = make_divisor(own_eights), job.outputs = make_divisor(8 * own_eights * own_taps);
   job.tap_blocks = make_divisor(ceil_div(taps, own_taps)), job.channel_blocks = make_divisor(ceil_div(eights, own_eights));
   job.row_blocks = make_divisor(rows);
+}
+
+inline bool WeightLastPlanner::sums() {
+  WeightLastSumJob& job = plan_.sum;
+  const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
+  job.tap_order = p_.w.c != 1 || channels == 1;
+  job.parts = std::int32_t(plan_.parts * plan_.launches), job.part_tiles = plan_.tiles;
+  cut_sums();
   job.kernel_w = make_divisor(p_.kernel_w), job.kernel_h = make_divisor(p_.kernel_h), job.folded = make_divisor(folded_);
   job.width = make_divisor(width_ / 8);
-  job.parts = std::int32_t(plan_.parts * plan_.launches), job.part_tiles = plan_.tiles;
-  const std::int64_t warps = rows * eights * taps * p_.groups;
-  job.shares = 1;
-  while (job.shares < 8 && 2 * job.shares <= job.parts && warps * job.shares < 64 * kWeightMultiprocessors) job.shares *= 2;
   job.in_channels = std::int32_t(in_channels_), job.out_channels = std::int32_t(channels), job.all_taps = std::int32_t(taps);
   job.sets = std::int32_t(plan_.job.sets.value), job.channel_sets = std::int32_t(plan_.job.channel_sets.value);
   job.channel_tiles = std::int32_t(channel_tiles_), job.set_columns8 = make_divisor(tile_.set_columns8());
@@ -159,14 +186,14 @@ inline bool WeightLastPlanner::sums() {
   job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_d = p_.w.d, job.w_h = p_.w.h, job.w_w = p_.w.w;
   const bool run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
                    (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && p_.w.c == taps;
-  job.dense = job.tap_order && own_taps == taps && run;
-  const bool even = job.tap_order ? own_eights * taps % 2 == 0 && channels * taps % 2 == 0
-                                  : channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w) % 2 == 0;
+  job.dense = job.tap_order && job.taps.value == taps && run;
+  const bool even = job.tap_order ? channels * taps % 2 == 0 : channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w) % 2 == 0;
   job.paired = even && p_.w.n % 2 == 0;
-  const std::int64_t pieces = rows * std::int64_t(job.channel_blocks.value) * job.tap_blocks.value * p_.groups;
+  const std::int64_t pieces = std::int64_t(job.row_blocks.value) * job.channel_blocks.value * job.tap_blocks.value * p_.groups;
+  const std::int64_t blocks = pieces << (5 - job.lane_log), together = kWeightSumThreads >> (job.lane_log + job.share_log);
   job.all_pieces = std::uint32_t(pieces);
-  plan_.sum_blocks = unsigned(job.tap_order ? pieces : ceil_div(pieces, std::int64_t(kWeightSumWarps / job.shares)));
-  return pieces < kMostWeightCount;
+  plan_.sum_blocks = unsigned(job.tap_order ? blocks : ceil_div(blocks, together));
+  return blocks < kMostWeightCount;
 }
 
 }  // namespace

@@ -31,11 +31,9 @@ namespace upfold::cuda {
 #define UPFOLD_INSTANTIATE_WEIGHT_KERNEL(index, kReads, Value, ...)                          \
   template __global__ void fused_weight_kernel<Value, FusedWeightTile<__VA_ARGS__>, kReads>( \
       const __grid_constant__ FusedWeightJob, const Value*, const Value*, float*);
-#define UPFOLD_INSTANTIATE_WEIGHT(Value, reads)                                                                           \
-  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_WEIGHT_KERNEL, reads, Value)                                                     \
-  template __global__ void fused_weight_sum_kernel<Value, false>(const __grid_constant__ FusedWeightSumJob, const float*, \
-                                                                 Value*);                                                 \
-  template __global__ void fused_weight_sum_kernel<Value, true>(const __grid_constant__ FusedWeightSumJob, const float*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT(Value, reads)                       \
+  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_WEIGHT_KERNEL, reads, Value) \
+  template __global__ void fused_weight_sum_kernel<Value>(const __grid_constant__ FusedWeightSumJob, const float*, Value*);
 
 }  // namespace upfold::cuda
 
@@ -52,7 +50,6 @@ struct FusedWeightPlan {
   FusedWeightReads reads;
   FusedWeightSumJob sum;
   unsigned blocks, threads, sum_blocks;
-  bool shares;  // whether the warps of a block add shares of the parts
   std::int64_t parts, partial_bytes, workspace_bytes;
   // Of tiles whose operands the copy engine brings; they may have to be packed behind the partial sums first, x and then y.
   FusedWeightBoxes boxes;
@@ -84,8 +81,7 @@ void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int con
   }
 #undef UPFOLD_RUN
   if (plan.boxes.width > 0) run_fused_weight_boxes<Value>(launch, plan, config, operands);
-  const auto sum = plan.shares ? fused_weight_sum_kernel<Value, true> : fused_weight_sum_kernel<Value, false>;
-  launch_grid("fused", sum, launch, Grid{plan.sum_blocks, kSumThreads, 0, true}, plan.sum, partial,
+  launch_grid("fused", fused_weight_sum_kernel<Value>, launch, Grid{plan.sum_blocks, kSumThreads, 0, true}, plan.sum, partial,
               static_cast<Value*>(const_cast<void*>(operands.w)));
 }
 

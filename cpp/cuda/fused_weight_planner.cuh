@@ -129,11 +129,8 @@ class WeightPlanner {
     plan.job = job();
     plan.sum = sum();
     plan.blocks = unsigned(channel_tiles_ * unit_tiles_ * p_.groups * parts_);
-    plan.shares = parts_ >= 8, plan.threads = unsigned(tile_.threads);
-    const std::int64_t outputs = plan.shares ? 8 : 64, channels = 32;
-    plan.sum.channel_tiles = make_divisor(ceil_div(in_channels_per_group(p_), channels));
-    plan.sum.output_tiles = make_divisor(ceil_div(plan.sum.outputs, outputs));
-    plan.sum_blocks = unsigned(std::int64_t(plan.sum.channel_tiles.value) * plan.sum.output_tiles.value * p_.groups);
+    plan.threads = unsigned(tile_.threads);
+    plan.sum_blocks = unsigned(cut_sum(plan.sum));
     plan.partial_bytes = parts_ * part_elements_ * 4, plan.workspace_bytes = plan.partial_bytes + packed_bytes_;
     return plan;
   }
@@ -162,6 +159,23 @@ class WeightPlanner {
     job.stage_bytes = std::int32_t(stage_bytes_), job.stages = std::int32_t(stages_);
     job.sum_pitch = std::int32_t(sum_pitch());
     return job;
+  }
+
+  // Blocks of the sum: shares of the parts until threads read theirs in one batch and blocks keep a large device busy, or until
+  // there are so many that they hide each other's waits. Few shares have whole lines of channels, more have more outputs.
+  std::int64_t cut_sum(FusedWeightSumJob& sum) const {
+    constexpr std::int64_t kManyBlocks = 8 * kMultiprocessors;
+    for (std::int32_t shares = 0;; ++shares) {
+      const std::int64_t most = std::min<std::int64_t>(sum_pitch(), shares < 2 ? 32 : 16);
+      std::int32_t channels = 3;
+      while (std::int64_t(1) << channels < most) ++channels;
+      sum.share_log = shares, sum.channel_log = channels, sum.output_log = kSumThreadsLog + 2 - shares - channels;
+      sum.channel_tiles = make_divisor(ceil_div(in_channels_per_group(p_), std::int64_t(1) << channels));
+      sum.output_tiles = make_divisor(ceil_div(std::int64_t(sum.outputs), std::int64_t(1) << sum.output_log));
+      const std::int64_t blocks = std::int64_t(sum.channel_tiles.value) * sum.output_tiles.value * p_.groups;
+      const bool enough = blocks >= kMultiprocessors && parts_ <= std::int64_t(kPartBatch) << shares;
+      if (enough || blocks >= kManyBlocks || shares == kMostSumShares || std::int64_t(2) << shares > parts_) return blocks;
+    }
   }
 
   FusedWeightSumJob sum() const {

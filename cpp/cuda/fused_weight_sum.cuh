@@ -1,21 +1,23 @@
-// w from the sums of the parts, which are added in a fixed order. The sums have input channels in front, w has taps: a warp reads
-// 32 neighbouring channels of 8 outputs (output channels and taps, in w's contiguous order), and the block stores them turned,
-// neighbouring outputs by neighbouring lanes. Where there are many parts, the warps of a block take every eighth one of the same
-// outputs, and their sums are added in ascending order.
+// w from the sums of the parts, which are added in a fixed order. The sums have input channels in front, w has taps. A block has
+// some channels of some outputs (output channels and taps, in w's contiguous order), and a thread four channels of one output:
+// their parts, or a share of them, every so manieth, where there are many. Lanes add the shares of their warp, and those of
+// warps are added in ascending order as the block stores them turned, neighbouring outputs by neighbouring lanes.
 #pragma once
 
 #include "divide.cuh"
-#include "values.cuh"
+#include "part_sums.cuh"
 
 namespace upfold::cuda {
 
-constexpr int kSumThreads = 256, kSumWarps = kSumThreads / 32, kSumOutputs = 8;
+constexpr int kSumThreads = 256, kSumThreadsLog = 8;
+constexpr int kMostSumShares = 6;  // the logarithm: a block then has 16 channels of one output, or 8 of two
 
 struct FusedWeightSumJob {
   Divisor channel_tiles, output_tiles;
   Divisor taps, kernel_w, kernel_h, row_taps, unit_taps;
   std::int32_t tap_units, in_channels, outputs, parts, sum_pitch;  // outputs: channels times taps; of a group
-  std::int64_t group_elements, part_elements;                      // of the sums
+  std::int32_t share_log, channel_log, output_log;  // logarithms: shares of the parts; of a block, 4 * kSumThreads with shares
+  std::int64_t group_elements, part_elements;       // of the sums
   std::int64_t w_n, w_c, w_d, w_h, w_w;
 };
 
@@ -34,43 +36,39 @@ UPFOLD_DEVICE std::int64_t weight_offset(const FusedWeightSumJob& job, std::int6
   return in_channel * job.w_n + output * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w;
 }
 
-template <typename Value, bool kShares>
-__global__ void __launch_bounds__(kSumThreads) fused_weight_sum_kernel(const __grid_constant__ FusedWeightSumJob job,
-                                                                       const float* __restrict__ partial, Value* __restrict__ w) {
-  __shared__ float sums[kSumWarps][kSumOutputs][33];
-  constexpr std::int32_t kBlockOutputs = kShares ? kSumOutputs : kSumOutputs * kSumWarps;
-  const std::int32_t lane = std::int32_t(threadIdx.x % 32), warp = std::int32_t(threadIdx.x / 32);
+template <typename Value>
+__global__ void __launch_bounds__(kSumThreads, 4)
+    fused_weight_sum_kernel(const __grid_constant__ FusedWeightSumJob job, const float* __restrict__ partial,
+                            Value* __restrict__ w) {
+  __shared__ float sums[4 * kSumThreads / 8 * 9];  // [warp or share][output][channel], rows of at least 8 and an odd pitch
+  const std::int32_t thread = std::int32_t(threadIdx.x), channels = 1 << job.channel_log, outputs = 1 << job.output_log;
+  const std::int32_t vector_log = kSumThreadsLog - job.share_log, pitch = channels + 1;
+  const std::int32_t quad = thread & (channels / 4 - 1), share = thread >> vector_log;
+  const std::int32_t own_output = thread >> (job.channel_log - 2) & (outputs - 1);
   std::uint32_t group = blockIdx.x;
-  const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, group)) * 32;
-  const std::int32_t first_output = std::int32_t(take(job.output_tiles, group)) * kBlockOutputs;
-  const std::int32_t own_first = kShares ? first_output : first_output + warp * kSumOutputs;
-  const float* from[kSumOutputs];
-  float total[kSumOutputs] = {};
-#pragma unroll
-  for (int i = 0; i < kSumOutputs; ++i) {
-    const std::int32_t output = own_first + i < job.outputs ? own_first + i : job.outputs - 1;
-    const std::int32_t channel = first_channel + lane < job.sum_pitch ? first_channel + lane : 0;
-    from[i] = partial + group * job.group_elements + sum_row(job, std::uint32_t(output)) * job.sum_pitch + channel;
-  }
+  const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, group)) << job.channel_log;
+  const std::int32_t first_output = std::int32_t(take(job.output_tiles, group)) << job.output_log;
+  const bool exists = first_output + own_output < job.outputs && first_channel + quad * 4 < job.sum_pitch;
+  const std::int64_t row = exists ? sum_row(job, std::uint32_t(first_output + own_output)) : 0;
+  const float* const own = partial + group * job.group_elements + row * job.sum_pitch + (exists ? first_channel + quad * 4 : 0);
+  const float4* from[1] = {reinterpret_cast<const float4*>(own + share * job.part_elements)};
+  const std::int32_t most = (job.parts + (1 << job.share_log) - 1) >> job.share_log;  // of a share
+  const std::int64_t step = (job.part_elements / 4) << job.share_log;
+  float4 total[1] = {};
   await_previous();  // the sums of all parts
-#pragma unroll 2
-  for (std::int32_t part = kShares ? warp : 0; part < job.parts; part += kShares ? kSumWarps : 1) {
-#pragma unroll
-    for (int i = 0; i < kSumOutputs; ++i) total[i] += from[i][part * job.part_elements];
+  add_parts(total, from, step, most, (most - 1 << job.share_log) + share < job.parts);
+  const std::int32_t in_warp = job.share_log > 3 ? job.share_log - 3 : 0, slots = 1 << (job.share_log - in_warp);
+  add_lanes(total[0], 1 << vector_log, 32);
+  if ((share & ((1 << in_warp) - 1)) == 0) {
+    float* const to = sums + ((share >> in_warp << job.output_log) + own_output) * pitch + quad * 4;
+    to[0] = total[0].x, to[1] = total[0].y, to[2] = total[0].z, to[3] = total[0].w;
   }
-#pragma unroll
-  for (int i = 0; i < kSumOutputs; ++i) sums[warp][i][lane] = total[i];
   __syncthreads();  // all sums of the block are there
-  const std::int32_t output = std::int32_t(threadIdx.x) % kBlockOutputs;
-  if (first_output + output >= job.outputs) return;
   const std::int64_t first = std::int64_t(group) * job.in_channels + first_channel;
-  for (std::int32_t channel = std::int32_t(threadIdx.x) / kBlockOutputs; channel < 32; channel += kSumThreads / kBlockOutputs) {
-    if (first_channel + channel >= job.in_channels) return;
-    float sum = sums[kShares ? 0 : output / kSumOutputs][output % kSumOutputs][channel];
-    if constexpr (kShares) {
-#pragma unroll
-      for (int share = 1; share < kSumWarps; ++share) sum += sums[share][output][channel];
-    }
+  for (std::int32_t i = thread; i < channels * outputs; i += kSumThreads) {
+    const std::int32_t output = i & (outputs - 1), channel = i >> job.output_log;
+    if (first_output + output >= job.outputs || first_channel + channel >= job.in_channels) continue;
+    const float sum = add_eight(sums + output * pitch + channel, outputs * pitch, slots);
     w[weight_offset(job, first + channel, std::uint32_t(first_output + output))] = Narrow<Value>::from(sum);
   }
 }

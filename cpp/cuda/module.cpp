@@ -172,6 +172,14 @@ py::tuple fused_units_work(const FusedUnitsCall& call) {
   return py::make_tuple(work.blocks, work.resident, work.tiles, work.filled, work.products);
 }
 
+using upfold::cuda::FusedMapsCall;
+
+// (tiles, chunks of one, bytes that are copied for each, positions of outputs)
+py::tuple fused_maps_work(const FusedMapsCall& call) {
+  const upfold::cuda::FusedMapsWork work = call.work();
+  return py::make_tuple(work.tiles, work.chunks, work.copied, work.positions);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -343,6 +351,15 @@ PYBIND11_MODULE(_cuda, m) {
       .def(py::init<int, const Problem&, int>(), py::arg("device"), py::arg("problem"), py::arg("config"))
       .def_property_readonly("work", &fused_units_work)
       .def("enqueue", &fused<FusedUnitsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_maps_tiles", &upfold::cuda::fused_maps_tiles);
+  m.def("fused_maps_fits", &upfold::cuda::fused_maps_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  py::class_<FusedMapsCall>(m, "FusedMapsCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("work", &fused_maps_work)
+      .def("enqueue", &fused<FusedMapsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())

@@ -1,0 +1,19 @@
+// How the fused method of whole maps cuts a problem into tiles.
+#pragma once
+
+#include "api.h"
+#include "boxes.h"
+#include "fused_maps.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct MapsPlan {
+  bool possible = false;
+  int each = 0;  // taps of an output
+  MapsJob job = {};
+  BoxTensor x = {}, w = {};
+  int shared_bytes = 0;
+};
+
+}  // namespace upfold::cuda
