@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import pytest
 import torch
 
-from upfold import cases
+from upfold import cases, cost
 from upfold.cost import predicted_seconds
 from upfold.modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT, Operands, describe, in_layout
 
@@ -56,3 +57,20 @@ def test_no_product_is_predicted_shorter_than_its_launches():
     shortest = predicted_seconds("gemm", problem("k2s2"), GPU)
     assert shortest > 6e-6
     assert predicted_seconds("gemm", problem("unet-128-64@256"), GPU) > 10 * shortest
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "instructions", "best"),
+    [
+        ("fcn8s-21-21-k16@70", FORWARD, "avx512", "direct"),
+        ("fcn8s-21-21-k16@70", GRAD_INPUT, "avx512", "fused"),
+        ("seed0-grouped-dilated", GRAD_INPUT, "avx512", "direct"),
+        ("seed0-grouped-dilated", FORWARD, "avx512", "fused"),
+    ],
+)
+def test_vectors_that_are_half_full_count_on_a_cpu(name, mode, instructions, best, monkeypatch):
+    """By what was measured on machines of two cores, `benchmarks/results/cpu_*.json`."""
+    module = types.SimpleNamespace(instruction_set=lambda: instructions)
+    monkeypatch.setattr(cost.native, "cpu", lambda: module)
+    found, device = problem(name, mode, tf32=False), torch.device("cpu")
+    assert min(("gemm", "direct", "fused"), key=lambda method: predicted_seconds(method, found, device)) == best

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from . import native
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .algorithms.fused import vector_channels
 from .problem import DTYPE_BYTES, Operator, Problem
@@ -23,7 +24,9 @@ _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
 _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
 _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 _CPU_FUSED_FLOPS = 115e9  # a second, of the fused kernel where its vectors are full
-_CPU_FUSED_LANES = 8  # of a vector
+# Of a vector, as its time follows them. With AVX-512 they are twice as many in the forward, and in gradients where a group has
+# fewer channels: 21 channels of the gradients of a score map take as long as three vectors of 8.
+_CPU_FUSED_LANES, _CPU_WIDE_LANES = 8, 16
 _CPU_FUSED_PACK_BYTES = 16e9
 _CPU_FUSED_SUM_BYTES = 12e9  # a second, of the sums that become the weight's gradient
 _CPU_WIDEN_BYTES = 1.7e9  # a second, of the copy in float32 that gemm makes of a 16-bit weight
@@ -94,12 +97,19 @@ def _on_cpu(name: str, problem: Problem) -> float:
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     if name == "fused":
         channels = vector_channels(problem)
-        lanes = -(-channels // _CPU_FUSED_LANES) * _CPU_FUSED_LANES
+        lanes = -(-channels // _lanes(problem, channels)) * _lanes(problem, channels)
         moved = _CPU_FUSED_SUM_BYTES if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else _CPU_FUSED_PACK_BYTES
         return seconds + _weight_bytes(problem) / moved + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
     row = problem.in_size[2]
     rate = _CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW)
     return seconds + _weight_bytes(problem) / _CPU_PACK_BYTES + problem.flops / rate
+
+
+def _lanes(problem: Problem, channels: int) -> int:
+    if native.cpu().instruction_set() != "avx512":
+        return _CPU_FUSED_LANES
+    wide = problem.operator is Operator.CONV_TRANSPOSE or channels < _CPU_WIDE_LANES
+    return _CPU_WIDE_LANES if wide else _CPU_FUSED_LANES
 
 
 def _weight_bytes(problem: Problem) -> float:
