@@ -27,6 +27,7 @@ ABSENT cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 ABSENT cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
   std::memset(found, 0, sizeof(*found));
+  // More than any kernel's, by which the host tells those that were compiled with warpgroups.
   found->sharedSizeBytes = 8 << 10, found->maxThreadsPerBlock = 1024, found->numRegs = 128;
   found->binaryVersion = found->ptxVersion = 90;
   return cudaSuccess;

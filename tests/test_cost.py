@@ -64,6 +64,8 @@ def test_no_product_is_predicted_shorter_than_its_launches():
     [
         ("fcn8s-21-21-k16@70", FORWARD, "avx512", "direct"),
         ("fcn8s-21-21-k16@70", GRAD_INPUT, "avx512", "fused"),
+        ("fcn8s-21-21-k16@70", GRAD_INPUT, "avx2", "fused"),
+        ("fcn8s-21-21-k16@70", GRAD_WEIGHT, "avx2", "fused"),
         ("seed0-grouped-dilated", GRAD_INPUT, "avx512", "direct"),
         ("seed0-grouped-dilated", FORWARD, "avx512", "fused"),
     ],
@@ -74,3 +76,12 @@ def test_vectors_that_are_half_full_count_on_a_cpu(name, mode, instructions, bes
     monkeypatch.setattr(cost.native, "cpu", lambda: module)
     found, device = problem(name, mode, tf32=False), torch.device("cpu")
     assert min(("gemm", "direct", "fused"), key=lambda method: predicted_seconds(method, found, device)) == best
+
+
+def test_half_full_vectors_take_longer_where_they_are_wider(monkeypatch):
+    times = {}
+    for instructions in ("avx2", "avx512"):
+        monkeypatch.setattr(cost.native, "cpu", lambda set=instructions: types.SimpleNamespace(instruction_set=lambda: set))
+        found = problem("fcn8s-21-21-k16@70", tf32=False)
+        times[instructions] = predicted_seconds("fused", found, torch.device("cpu"))
+    assert times["avx512"] > times["avx2"]

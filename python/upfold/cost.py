@@ -24,8 +24,8 @@ _CPU_DIRECT_FLOPS = 95e9  # a second, of the direct kernel on long rows
 _CPU_DIRECT_HALF_ROW = 1.0  # input positions of a row at which it reaches half of that
 _CPU_PACK_BYTES = 2e9  # a second, of the weight that the direct kernel lays out anew
 _CPU_FUSED_FLOPS = 115e9  # a second, of the fused kernel where its vectors are full
-# Of a vector, as its time follows them. With AVX-512 they are twice as many in the forward, and in gradients where a group has
-# fewer channels: 21 channels of the gradients of a score map take as long as three vectors of 8.
+# Of a vector. With AVX-512 they are twice as many; but gradients of 21 channels, a vector and a part of one, were faster than by
+# `direct` all the same, the forward was not.
 _CPU_FUSED_LANES, _CPU_WIDE_LANES = 8, 16
 _CPU_FUSED_PACK_BYTES = 16e9
 _CPU_FUSED_SUM_BYTES = 12e9  # a second, of the sums that become the weight's gradient
@@ -97,7 +97,8 @@ def _on_cpu(name: str, problem: Problem) -> float:
         return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
     if name == "fused":
         channels = vector_channels(problem)
-        lanes = -(-channels // _lanes(problem, channels)) * _lanes(problem, channels)
+        vector = _vector_lanes(problem, channels)
+        lanes = -(-channels // vector) * vector
         moved = _CPU_FUSED_SUM_BYTES if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else _CPU_FUSED_PACK_BYTES
         return seconds + _weight_bytes(problem) / moved + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
     row = problem.in_size[2]
@@ -105,7 +106,8 @@ def _on_cpu(name: str, problem: Problem) -> float:
     return seconds + _weight_bytes(problem) / _CPU_PACK_BYTES + problem.flops / rate
 
 
-def _lanes(problem: Problem, channels: int) -> int:
+def _vector_lanes(problem: Problem, channels: int) -> int:
+    """What `fused` fills a multiple of on a CPU."""
     if native.cpu().instruction_set() != "avx512":
         return _CPU_FUSED_LANES
     wide = problem.operator is Operator.CONV_TRANSPOSE or channels < _CPU_WIDE_LANES

@@ -138,6 +138,18 @@ def test_infinity_stays_where_taps_carry_it(dtype, device):
         assert y[3:].isfinite().all(), f"config {config}"
 
 
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "tanh"])
+@pytest.mark.parametrize("name", ["4x4", "equal", "1d", "odd output"])
+def test_activations(name, activation, device):
+    case = LAYERS[name]
+    x, w, b = case.tensors(torch.bfloat16, device, exact=True, bias=True)
+    want = getattr(torch.nn.functional, activation)(reference((x, w, b), case.geometry)).to(torch.bfloat16)
+    for config in _tiles(_problem((x, w, b), case), device):
+        with use_config(config):
+            got = ours((x, w, b), case.geometry, "fused", activation=activation)
+        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("name", ["many tiles", "many chunks"])
 def test_results_repeat_bit_by_bit_under_load(name, device):
     case = LAYERS[name]

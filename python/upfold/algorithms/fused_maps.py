@@ -15,7 +15,7 @@ FIRST = 260
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to both tiles of seven layers in bfloat16 on an H200 (10 % off)."""
+    """What predicts the microseconds of a call: fitted to both tiles of seven layers in bfloat16 on an H200 (8 % off)."""
 
     call: float
     product: float  # cycles of 64 channels of a column
