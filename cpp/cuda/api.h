@@ -358,6 +358,31 @@ class FusedMapsCall {
   std::shared_ptr<const MapsPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the fused method of heads: pixels of a row, at the most.
+std::vector<int> fused_heads_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of one to four channels from planes, kernel 4
+// and stride 2 on two axes, on compute capability 9.0); `alignment` bytes, at most 16, divide the addresses of x, w and y.
+bool fused_heads_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct HeadsPlan;
+// What a choice launches: blocks, warps of one, runs that a warp takes in turn, units of a run, products of a unit, and bytes of
+// a row of x.
+struct FusedHeadsWork {
+  std::int64_t blocks, warps, turns, units, products, row_bytes;
+};
+// The transposed convolution of heads in one launch, bias and activation included, without a workspace. Planned once, then the
+// same for any operands and by any thread.
+class FusedHeadsCall {
+ public:
+  FusedHeadsCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedHeadsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const HeadsPlan> plan_;  // null: nothing to do
+};
+
 struct Device {
   std::string name;
   int major, minor;

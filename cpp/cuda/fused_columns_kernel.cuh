@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const ColumnsBlock<Tile> block{job,     barriers, first, std::int32_t(group),
                                  channel, channels, walk,  gridDim.x / job.combinations.value};
   block.make_barriers();
+  await_previous();
   if (threadIdx.x >= 2 * Tile::kWorkers) {
     if (threadIdx.x == 2 * Tile::kWorkers) block.copy(x, w);
     return;

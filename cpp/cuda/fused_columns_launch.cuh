@@ -34,11 +34,11 @@ void run_columns(const Launch& launch, const ColumnsPlan& plan, int warpgroups, 
   if (reinterpret_cast<std::uintptr_t>(operands.w) % 16 != 0) job.raw_bytes = 0;
   const auto w = static_cast<const Value*>(operands.w), bias = static_cast<const Value*>(operands.bias);
   const auto y = static_cast<Value*>(operands.y);
-#define UPFOLD_RUN(type, kLast, kN8, kWarpgroups)                                                                \
-  if (plan.last == kLast && plan.n8 == kN8 && warpgroups == kWarpgroups) {                                       \
-    using Tile = ColumnsTile<Value, kLast, kN8, kWarpgroups>;                                                    \
-    return launch_grid("fused", fused_columns_kernel<Tile>, launch,                                              \
-                       Grid{unsigned(plan.work.blocks), Tile::kThreads, plan.shared_bytes}, job, x, w, bias, y); \
+#define UPFOLD_RUN(type, kLast, kN8, kWarpgroups)                                                                      \
+  if (plan.last == kLast && plan.n8 == kN8 && warpgroups == kWarpgroups) {                                             \
+    using Tile = ColumnsTile<Value, kLast, kN8, kWarpgroups>;                                                          \
+    return launch_grid("fused", fused_columns_kernel<Tile>, launch,                                                    \
+                       Grid{unsigned(plan.work.blocks), Tile::kThreads, plan.shared_bytes, true}, job, x, w, bias, y); \
   }
   UPFOLD_COLUMNS_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN

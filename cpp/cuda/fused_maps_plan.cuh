@@ -112,7 +112,7 @@ class MapsPlanner {
     BoxTensor& x = plan_.x;
     x.box[0] = std::int32_t(segment), x.box[1] = std::int32_t(kMapsChunk), x.box[2] = std::int32_t(pixels / segment);
     x.box[3] = plan_.job.samples, x.box[4] = 1, x.swizzle = std::int32_t(segment * 2);
-    plan_.w = {p_.dtype, {columns(), p_.in_channels, 1, 1, 1}, {p_.w.n * 2, 16, 16, 16}, {}, 128, 256};
+    plan_.w = {p_.dtype, {columns(), p_.in_channels, 1, 1, 1}, {p_.w.n * 2, 16, 16, 16}, {}, 128, 128};
     BoxTensor& w = plan_.w;
     w.box[0] = 64, w.box[1] = std::int32_t(kMapsChunk), w.box[2] = w.box[3] = w.box[4] = 1;
   }

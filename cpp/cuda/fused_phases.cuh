@@ -80,6 +80,7 @@ struct PhaseJob {
   std::int32_t grain;                                            // bytes of a copy
   std::int32_t place_lanes, place_step;  // threads of a place where x is dense; places that are copied at a time
   Divisor run_vectors;                   // of 16 bytes, of a staged run
+  std::int32_t run_rows;                 // runs that threads store at a time, a vector each: at least one
   // Of runs whose outputs lie apart: bytes of a store, the stores of an output, and outputs.
   std::int32_t piece;
   Divisor pixel_pieces, run_outputs;

@@ -135,6 +135,7 @@ class PhasePlanner : PhaseRows {
       job_.run_vectors = make_divisor(ceil_div(length + align - 1, align) * (align / per_vector));
       job_.skews = std::uint32_t(per_vector - 1), job_.run_skews = std::uint32_t(align - 1);
     }
+    job_.run_rows = std::max<std::int32_t>(1, std::int32_t(tile_.threads) / std::int32_t(job_.run_vectors.value));
     const std::int64_t run = grid_w * stride * job_.staged_pixel + 2 * (per_vector - 1);
     job_.staged_pitch = std::int32_t((ceil_div(run, per_vector) | 1) * per_vector);
     job_.staged_line = std::int32_t(box_lines * job_.staged_pitch);

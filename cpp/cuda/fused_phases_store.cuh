@@ -152,39 +152,44 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
     return {(first < 0 ? -first : 0) * each, (w.out - first < length ? w.out - first : length) * each};
   }
 
-  // Threads take the vectors of all runs with results, or of those that are the bias, some at a time, and store those that are
-  // whole.
+  // Threads take the vectors of all runs with results, or of those that are the bias, and store those that are whole: each keeps
+  // to one vector of some runs, so that little is counted from one to the next; where runs are longer than a block, to some.
   template <bool kStaged>
   __device__ __forceinline__ void store_vectors(const Reach& reach) const {
     constexpr int kTogether = 4;
-    const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value);
+    const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value), step = job.run_rows;
     const PhaseRun* const own = kStaged ? runs() : runs() + staged_runs;
     const std::int32_t last = (kStaged ? staged_runs : job.run_count - staged_runs) - 1;
-    std::uint32_t first = threadIdx.x, step = Tile::kThreads;
-    std::int32_t bytes = std::int32_t(take(job.run_vectors, first)) * 16;
-    const std::int32_t bytes_step = std::int32_t(take(job.run_vectors, step)) * 16,
-                       all_bytes = std::int32_t(job.run_vectors.value) * 16;
+    std::uint32_t first = threadIdx.x;
+    std::int32_t vector = std::int32_t(threadIdx.x);
+    if (job.run_vectors.value <= Tile::kThreads)
+      vector = std::int32_t(take(job.run_vectors, first));
+    else
+      first = 0;
     // Bytes at which a whole vector may begin, behind the first of the box.
     const std::int32_t low = reach.low * kSize, begins = (reach.high - reach.low - kVector) * kSize;
-    if (begins < 0) return;
-    for (std::int32_t number = std::int32_t(first); number <= last;) {
-      std::uint64_t to[kTogether];
-      uint4 values[kTogether];
-      bool whole[kTogether];
+    if (begins < 0 || std::int32_t(first) >= step) return;
+#pragma unroll 1
+    for (; vector < std::int32_t(job.run_vectors.value); vector += Tile::kThreads) {
+      const std::int32_t bytes = 16 * vector;
+#pragma unroll 1
+      for (std::int32_t number = std::int32_t(first); number <= last; number += kTogether * step) {
+        std::uint64_t to[kTogether];
+        uint4 values[kTogether];
+        bool whole[kTogether];
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        const PhaseRun run = own[min(number, last)];
-        whole[u] = number <= last && std::uint32_t(bytes - run.skew - low) <= std::uint32_t(begins);
-        to[u] = run.y + std::uint32_t(bytes);
-        if constexpr (!kStaged) values[u] = constants(run, bytes, whole[u]);
-        if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(memory + (run.staged + std::uint32_t(bytes)));
-        bytes += bytes_step;
-        const bool next = bytes >= all_bytes;
-        number += std::int32_t(step) + (next ? 1 : 0), bytes -= next ? all_bytes : 0;
-      }
+        for (int u = 0; u < kTogether; ++u) {
+          const std::int32_t at = number + u * step;
+          const PhaseRun run = own[min(at, last)];
+          whole[u] = at <= last && std::uint32_t(bytes - run.skew - low) <= std::uint32_t(begins);
+          to[u] = run.y + std::uint32_t(bytes);
+          if constexpr (!kStaged) values[u] = constants(run, bytes, whole[u]);
+          if (kStaged && whole[u]) values[u] = *reinterpret_cast<const uint4*>(memory + (run.staged + std::uint32_t(bytes)));
+        }
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        if (whole[u]) store_global(reinterpret_cast<void*>(to[u]), values[u]);
+        for (int u = 0; u < kTogether; ++u) {
+          if (whole[u]) store_global(reinterpret_cast<void*>(to[u]), values[u]);
+        }
       }
     }
   }

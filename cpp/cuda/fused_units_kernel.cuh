@@ -87,6 +87,51 @@ struct UnitsBlock {
     }
   }
 
+  // Of 16-bit pixels of which two are an aligned word: two places at a time, a vector of channels each.
+  __device__ __forceinline__ void fill_pairs(const Value* x) const {
+    static_assert(kVector == 8, "two bytes each");
+    const std::int32_t first = first_tile * 64 - job.halo + job.shifts_h * std::int32_t(job.pitch.value);
+    std::uint32_t row = std::uint32_t(first);
+    const std::int32_t in_row = std::int32_t(take(job.pitch, row)), pairs = std::int32_t(job.row_pairs.value);
+    const std::int32_t rows = (in_row + job.filled + std::int32_t(job.pitch.value) - 1) / std::int32_t(job.pitch.value);
+    const std::int32_t count = job.vectors * rows * pairs;
+    const std::int32_t behind = job.first_pair - job.first_w + job.before - in_row;  // the first pair's place in the strip
+#pragma unroll 2
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += kUnitThreads) {
+      std::uint32_t rest = std::uint32_t(i);
+      const std::int32_t pair = std::int32_t(take(job.row_pairs, rest));
+      const std::int32_t vector = std::int32_t(rest) / rows, own_row = std::int32_t(rest) - vector * rows;
+      const std::int32_t iw = job.first_pair + 2 * pair, ih = job.first_h - job.shifts_h + std::int32_t(row) + own_row;
+      const bool exists = std::uint32_t(ih) < std::uint32_t(job.in_h) && std::uint32_t(iw) < std::uint32_t(job.in_w);
+      const Value* const from = x + (exists ? ih * job.x_h + iw : 0);
+      std::uint32_t words[kVector];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        const bool is_there = exists && vector * kVector + e < job.ic;
+        words[e] = is_there ? *reinterpret_cast<const std::uint32_t*>(from + (vector * kVector + e) * job.x_c) : 0;
+      }
+      const std::int32_t place = behind + 2 * pair + own_row * std::int32_t(job.pitch.value);
+      // A row has pitch places: what is beyond them is the next row's.
+      const std::int32_t in_place = iw - job.first_w + job.before;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t pick = half == 0 ? 0x5410 : 0x7632;
+        const bool own =
+            std::uint32_t(in_place + half) < job.pitch.value && std::uint32_t(place + half) < std::uint32_t(job.filled);
+        if (own)
+          memory[vector * job.filled + place + half] = {
+              __byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick), __byte_perm(words[4], words[5], pick),
+              __byte_perm(words[6], words[7], pick)};
+      }
+    }
+  }
+  __device__ __forceinline__ void fill_pixels(const Value* x) const {
+    if constexpr (sizeof(Value) == 2) {
+      if (job.row_pairs.value > 0) return fill_pairs(x);
+    }
+    fill_inputs(x);
+  }
+
   // The column of the block behind a column of its products. Of 16-bit values a lane's two columns of each eight are followed by
   // its two of the next eight, so that four outputs of a lane are neighbours.
   static __device__ __forceinline__ std::int32_t column_of(std::int32_t number) {
@@ -179,7 +224,7 @@ struct UnitsBlock {
   __device__ __forceinline__ void fill_by_rows(const Value* x, const Value* w) const {
     Rows rows;
     load_rows(w, std::int32_t(threadIdx.x), rows);  // on its way while x is filled in
-    fill_inputs(x);
+    fill_pixels(x);
     put_rows(std::int32_t(threadIdx.x), rows);
 #pragma unroll 1
     for (std::int32_t i = std::int32_t(threadIdx.x) + kUnitThreads; i < 2 * job.products * kRowsOfVector; i += kUnitThreads) {
@@ -318,7 +363,7 @@ struct UnitsBlock {
     } else {
       Vector held[kAtATime];
       load_weights(w, held);
-      fill_inputs(own);
+      fill_pixels(own);
       fill_weights(w, held);
     }
     fill_columns(bias);
@@ -343,6 +388,7 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitBlocks)
   const std::int32_t first = std::int32_t(take(job.strips, rest)) * job.strip_tiles, end = first + job.strip_tiles;
   const UnitsBlock<Tile> block{
       job, memory, columns, std::int32_t(rest), group, column_tile * Tile::kN, first, end < job.tiles ? end : job.tiles};
+  await_previous();
   block.run(x, w, bias, y);
 #endif
 }

@@ -64,6 +64,11 @@ class UnitsPlanner {
     job.y_n = p_.y.n, job.y_c = p_.y.c, job.y_h = p_.y.h, job.y_w = p_.y.w;
     job.w_ic = p_.w.n, job.w_oc = p_.w.c, job.w_h = p_.w.h, job.w_w = p_.w.w;
     job.activation = p_.activation, job.slope = p_.activation_slope;
+    // Pixels in pairs, the first of which is even: from the one that the first place of a row reads, or the one ahead of it.
+    const std::int64_t first = job.first_w - job.before, even = first - (first % 2 != 0 ? 1 : 0);
+    const bool paired = size_ == 2 && p_.x.w == 1 && (p_.in_w | p_.x.h | p_.x.c | p_.x.n) % 2 == 0;
+    job.first_pair = std::int32_t(even), job.row_pairs = {};
+    if (paired) job.row_pairs = make_divisor(ceil_div(first + pitch - even, std::int64_t(2)));
     return true;
   }
 

@@ -172,6 +172,11 @@ UPFOLD_DEVICE uint4 load_shared(std::uint32_t from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
   return v;
 }
+UPFOLD_DEVICE std::uint32_t load_shared_word(std::uint32_t from) {
+  std::uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
 // 16 and 8 bytes to global memory, where the compiler would split a store that it can join with narrower ones.
 UPFOLD_DEVICE void store_global(void* to, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

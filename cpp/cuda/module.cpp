@@ -180,6 +180,25 @@ py::tuple fused_maps_work(const FusedMapsCall& call) {
   return py::make_tuple(work.tiles, work.chunks, work.copied, work.positions);
 }
 
+using upfold::cuda::FusedHeadsCall;
+
+// (blocks, warps of one, runs of a warp, units of a run, products of a unit, bytes of a row)
+py::tuple fused_heads_work(const FusedHeadsCall& call) {
+  const upfold::cuda::FusedHeadsWork work = call.work();
+  return py::make_tuple(work.blocks, work.warps, work.turns, work.units, work.products, work.row_bytes);
+}
+
+// The class of a forward call whose plan depends on the alignment, and which needs no workspace.
+template <typename Call, typename Work>
+void define_aligned(py::module_& m, const char* name, const Work& work) {
+  py::class_<Call>(m, name, py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
+           py::arg("alignment"))
+      .def_property_readonly("work", work)
+      .def("enqueue", &fused<Call>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
+           py::arg("stream"), py::arg("packed") = 0);
+}
+
 using upfold::cuda::FusedWeightCall;
 
 // (taps, warps, channels, blocks of a multiprocessor, whether operands come in boxes) of each tile of the weight's gradient.
@@ -339,12 +358,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("fused_columns_tiles", &upfold::cuda::fused_columns_tiles);
   m.def("fused_columns_fits", &upfold::cuda::fused_columns_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));
-  py::class_<FusedColumnsCall>(m, "FusedColumnsCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"))
-      .def_property_readonly("work", &fused_columns_work)
-      .def("enqueue", &fused<FusedColumnsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-           py::arg("stream"), py::arg("packed") = 0);
+  define_aligned<FusedColumnsCall>(m, "FusedColumnsCall", &fused_columns_work);
   m.def("fused_units_tiles", &upfold::cuda::fused_units_tiles);
   m.def("fused_units_fits", &upfold::cuda::fused_units_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
   py::class_<FusedUnitsCall>(m, "FusedUnitsCall", py::module_local())
@@ -352,15 +366,14 @@ PYBIND11_MODULE(_cuda, m) {
       .def_property_readonly("work", &fused_units_work)
       .def("enqueue", &fused<FusedUnitsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
+  m.def("fused_heads_tiles", &upfold::cuda::fused_heads_tiles);
+  m.def("fused_heads_fits", &upfold::cuda::fused_heads_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  define_aligned<FusedHeadsCall>(m, "FusedHeadsCall", &fused_heads_work);
   m.def("fused_maps_tiles", &upfold::cuda::fused_maps_tiles);
   m.def("fused_maps_fits", &upfold::cuda::fused_maps_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));
-  py::class_<FusedMapsCall>(m, "FusedMapsCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"))
-      .def_property_readonly("work", &fused_maps_work)
-      .def("enqueue", &fused<FusedMapsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-           py::arg("stream"), py::arg("packed") = 0);
+  define_aligned<FusedMapsCall>(m, "FusedMapsCall", &fused_maps_work);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
       .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),

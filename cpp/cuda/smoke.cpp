@@ -230,6 +230,15 @@ void run_fused_maps(const Problem& p, bool has_bias, Random& random, Tally& tall
   }
 }
 
+void run_fused_heads(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  for (int config = 0; config < int(fused_heads_tiles().size()); ++config) {
+    if (!fused_heads_fits(0, p, config, 16)) continue;
+    const FusedHeadsCall fused(0, p, config, 16);
+    compare("fused_heads", p, has_bias, random, 0, tally,
+            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
+  }
+}
+
 void run_fused_units(const Problem& p, bool has_bias, Random& random, Tally& tally) {
   for (int config = 0; config < int(fused_units_tiles().size()); ++config) {
     if (!fused_units_fits(0, p, config)) continue;
@@ -298,7 +307,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_columns(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
-    if (op == Operator::kConvTranspose && !small) run_fused_maps(p, has_bias, random, tally);
+    if (op == Operator::kConvTranspose && !small)
+      run_fused_maps(p, has_bias, random, tally), run_fused_heads(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (!small) run_fused_weight_last(p, random, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
