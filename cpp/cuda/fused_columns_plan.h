@@ -1,8 +1,8 @@
 // How the fused method whose columns stay in shared memory cuts a problem into walks.
 #pragma once
 
-#include "api.h"
 #include "boxes.h"
+#include "fused_api.h"
 #include "fused_columns.cuh"
 #include "launch.cuh"
 

@@ -1,8 +1,8 @@
 // How the fused method for heads cuts a problem into runs.
 #pragma once
 
-#include "api.h"
 #include "boxes.h"
+#include "fused_api.h"
 #include "fused_heads.cuh"
 #include "launch.cuh"
 

@@ -1,8 +1,8 @@
 // How the fused method of whole maps cuts a problem into tiles.
 #pragma once
 
-#include "api.h"
 #include "boxes.h"
+#include "fused_api.h"
 #include "fused_maps.cuh"
 #include "launch.cuh"
 

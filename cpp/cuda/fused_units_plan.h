@@ -1,7 +1,7 @@
 // How the fused method whose rows are units cuts a problem into blocks.
 #pragma once
 
-#include "api.h"
+#include "fused_api.h"
 #include "fused_units.cuh"
 #include "launch.cuh"
 

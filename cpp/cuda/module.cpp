@@ -9,6 +9,7 @@
 #include "api.h"
 #include "compiled.h"
 #include "cublas.h"
+#include "fused_api.h"
 #include "fused_weight.h"
 #include "fused_weight_last.h"
 

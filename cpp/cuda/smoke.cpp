@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "api.h"
+#include "fused_api.h"
 #include "fused_weight.h"
 #include "fused_weight_last.h"
 #include "launch.cuh"

@@ -1,0 +1,109 @@
+// What module.cpp calls of the fused method for few channels and for small maps: tiles that read operands as they lie and take
+// one launch and no workspace.
+#pragma once
+
+#include "api.h"
+
+namespace upfold::cuda {
+
+// Tile choices of the fused method whose columns stay in shared memory: warpgroups of a block.
+std::vector<int> fused_columns_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
+// TF32, with few taps times output channels, on compute capability 9.0); `alignment` bytes, at most 16, divide the address of x.
+bool fused_columns_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct ColumnsPlan;
+// What a choice launches: blocks, and how many of a multiprocessor; walks of a block, steps of one, products of 32 bytes of
+// channels in a step, and turns in which its threads store; bytes of x that all copy.
+struct FusedColumnsWork {
+  std::int64_t blocks, resident, walks, steps, products, turns, copied;
+};
+// The transposed convolution of few output channels in one launch, bias and activation included, without a workspace. Planned
+// once, then the same for any operands and by any thread.
+class FusedColumnsCall {
+ public:
+  FusedColumnsCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedColumnsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const ColumnsPlan> plan_;  // null: nothing to do
+};
+
+// Tile choices of the fused method whose rows are units and whose columns are pairs of a channel and a phase: columns of a block.
+std::vector<int> fused_units_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16, bfloat16, or float32 rounded to
+// TF32, whose kernel is a multiple of its stride, on compute capability 9.0).
+bool fused_units_fits(int device, const Problem& p, int config);
+struct UnitsPlan;
+// What a choice launches: blocks, and how many of a multiprocessor; tiles of 64 places of a block, vectors that each of its
+// threads fills in, and products of a tile.
+struct FusedUnitsWork {
+  std::int64_t blocks, resident, tiles, filled, products;
+};
+// The transposed convolution of few input channels and a long stride in one launch, bias and activation included, without a
+// workspace. Planned once, then the same for any operands and by any thread.
+class FusedUnitsCall {
+ public:
+  FusedUnitsCall(int device, const Problem& p, int config);
+  FusedUnitsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const UnitsPlan> plan_;  // null: nothing to do
+};
+
+// Tile choices of the fused method of whole maps: columns of a tile.
+std::vector<int> fused_maps_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float16 or bfloat16, whose kernel is a
+// multiple of its stride, with maps of few pixels that lie in planes, on compute capability 9.0); `alignment` bytes, at most 16,
+// divide the addresses of x, w and y.
+bool fused_maps_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct MapsPlan;
+// What a choice launches: tiles; chunks of 64 channels of one, bytes that are copied for each, and positions of outputs.
+struct FusedMapsWork {
+  std::int64_t tiles, chunks, copied, positions;
+};
+// The transposed convolution of small maps in one launch, bias and activation included, without a workspace. Planned once, then
+// the same for any operands and by any thread.
+class FusedMapsCall {
+ public:
+  FusedMapsCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedMapsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const MapsPlan> plan_;  // null: nothing to do
+};
+
+// Tile choices of the fused method of heads: pixels of a row, at the most.
+std::vector<int> fused_heads_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of one to four channels from planes, kernel 4
+// and stride 2 on two axes, on compute capability 9.0); `alignment` bytes, at most 16, divide the addresses of x, w and y.
+bool fused_heads_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct HeadsPlan;
+// What a choice launches: blocks, warps of one, runs that a warp takes in turn, units of a run, products of a unit, and bytes of
+// a row of x.
+struct FusedHeadsWork {
+  std::int64_t blocks, warps, turns, units, products, row_bytes;
+};
+// The transposed convolution of heads in one launch, bias and activation included, without a workspace. Planned once, then the
+// same for any operands and by any thread.
+class FusedHeadsCall {
+ public:
+  FusedHeadsCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedHeadsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Problem problem_;
+  std::shared_ptr<const HeadsPlan> plan_;  // null: nothing to do
+};
+
+}  // namespace upfold::cuda
