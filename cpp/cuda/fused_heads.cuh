@@ -11,8 +11,8 @@
 //   weight   [pair of taps of the height][step][tile][lane][16 bytes]: fragments of the tensor cores
 // Where the padding of the width is odd, a pair of outputs begins with the unit's second one (kOdd), so that pairs begin at even
 // outputs.
-// A warp takes *runs* of units of a sample, and waits for no other warp once the weight is there; a lane of one warp more for
-// each of them begins its copies, of which the copy engine takes one after another.
+// A warp takes *runs* of units of a sample, begins its own copies, a few at a time (the copy engine takes one after another, and
+// a warp waits until it does), and waits for no other warp once the weight is there.
 #pragma once
 
 #include "divide.cuh"

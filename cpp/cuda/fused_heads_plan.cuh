@@ -10,8 +10,9 @@ namespace {
 
 constexpr std::int64_t kMostHeadsCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostHeadsInputs = 256, kMostHeadsRun = 1024;  // channels of a box; units of a run
+constexpr std::int64_t kHeadsAhead = 2;                               // rows that a warp has asked for
 // In cycles (H200): a product of a warp, a unit beside its products; and bytes that a multiprocessor gets in one.
-constexpr std::int64_t kHeadsAhead = 2, kHeadsProduct = 8, kHeadsUnit = 400, kHeadsBytes = 25;
+constexpr std::int64_t kHeadsProduct = 8, kHeadsUnit = 400, kHeadsBytes = 25;
 
 class HeadsPlanner {
  public:
@@ -24,7 +25,9 @@ class HeadsPlanner {
         multiprocessors_(multiprocessors) {}
 
   HeadsPlan plan() {
-    plan_.possible = aligned_ && is_head() && lies_in_rows() && describe() && cut();
+    if (!aligned_ || !is_head() || !lies_in_rows()) return plan_;
+    describe();
+    plan_.possible = cut();
     return plan_;
   }
 
@@ -58,7 +61,7 @@ class HeadsPlanner {
     return true;
   }
 
-  bool describe() {
+  void describe() {
     HeadsJob& job = plan_.job;
     const std::int64_t row = p_.in_h == 1 ? 16 : p_.x.h * size_, sample = p_.batch == 1 ? 16 : p_.x.n * size_;
     plan_.x = {p_.dtype, {p_.in_w, p_.in_channels, p_.in_h, p_.batch, 1}, {p_.x.c * size_, row, sample, 16}, {}, 0, 128};
@@ -78,7 +81,6 @@ class HeadsPlanner {
     job.w_h = std::int32_t(p_.w.h), job.w_w = std::int32_t(p_.w.w);
     job.wide = p_.y.w == 1 && (p_.y.n | p_.y.c | p_.y.h | job.first_ow) % 4 == 0;
     job.taps_together = job.w_w == 1 && (job.w_ic | job.w_oc | job.w_h) % 4 == 0;
-    return true;
   }
 
   // The fastest length of runs: each copies a row more than it has units.

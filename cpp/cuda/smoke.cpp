@@ -35,12 +35,13 @@ Problem random_problem(Random& random, bool small) {
   Problem p{};
   // Enough to fill a device, as some launches want; sums pass what 16 bits count.
   const bool large = !small && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;
-  const bool one_pixel = !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
+  const bool head = !small && !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;      // the last layer of a generator
+  const bool one_pixel = !large && !head && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   for (;;) {
     p.dtype = Dtype(large ? 0 : pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
     p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 70}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40, 130});
-    const bool lanes = !large && pick(random, {0, 0, 0, 1}) != 0;  // depthwise, in vectors of channels
+    const bool lanes = !large && !head && pick(random, {0, 0, 0, 1}) != 0;  // depthwise, in vectors of channels
     if (lanes) p.groups = p.in_channels = p.out_channels = pick(random, {4, 16, 20, 36});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
@@ -48,8 +49,10 @@ Problem random_problem(Random& random, bool small) {
     std::int64_t* const stride[] = {&p.stride_d, &p.stride_h, &p.stride_w};
     std::int64_t* const pad[] = {&p.pad_d, &p.pad_h, &p.pad_w};
     std::int64_t* const dilation[] = {&p.dilation_d, &p.dilation_h, &p.dilation_w};
-    const std::int64_t axes = pick(random, {1, 2, 2, 3});
-    const std::int64_t doubled = pick(random, {0, 0, 2, 8});  // a stride whose kernel is twice as long, as most decoders have
+    if (head) p.groups = 1, p.in_channels = pick(random, {16, 48, 64}), p.out_channels = pick(random, {1, 3, 4});
+    const std::int64_t axes = head ? 2 : pick(random, {1, 2, 2, 3});
+    // A stride whose kernel is twice as long, as most decoders have.
+    const std::int64_t doubled = head ? 2 : pick(random, {0, 0, 2, 8});
     bool possible = true;
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - axes;
@@ -58,6 +61,7 @@ Problem random_problem(Random& random, bool small) {
       *stride[i] = used ? pick(random, {1, 2, 2, 3, 5}) : 1, *dilation[i] = used ? pick(random, {1, 1, 2, 3}) : 1;
       *pad[i] = used ? pick(random, {0, 0, 1, 2, 5}) : 0;
       if (used && doubled != 0) *stride[i] = doubled, *kernel[i] = 2 * doubled, *dilation[i] = 1, *pad[i] = doubled / 2;
+      if (head && i == 2) *in[i] = pick(random, {8, 16, 24, 40}), *pad[i] = pick(random, {0, 1, 1, 2, 3});
       if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       *out[i] += used ? pick(random, {0, 0, *stride[i] - 1}) : 0;
@@ -213,31 +217,21 @@ void run_fused_last(const Problem& p, bool has_bias, Random& random, Tally& tall
   }
 }
 
-void run_fused_columns(const Problem& p, bool has_bias, Random& random, Tally& tally) {
-  for (int config = 0; config < int(fused_columns_tiles().size()); ++config) {
-    if (!fused_columns_fits(0, p, config, 16)) continue;
-    const FusedColumnsCall fused(0, p, config, 16);
-    compare("fused_columns", p, has_bias, random, 0, tally,
+// The calls that need no workspace and whose plans depend on the alignment.
+template <typename Call, typename Fits>
+void run_aligned(const char* name, const std::vector<int>& tiles, const Fits& fits, const Problem& p, bool has_bias,
+                 Random& random, Tally& tally) {
+  for (int config = 0; config < int(tiles.size()); ++config) {
+    if (!fits(0, p, config, 16)) continue;
+    const Call fused(0, p, config, 16);
+    compare(name, p, has_bias, random, 0, tally,
             [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
   }
 }
-
-void run_fused_maps(const Problem& p, bool has_bias, Random& random, Tally& tally) {
-  for (int config = 0; config < int(fused_maps_tiles().size()); ++config) {
-    if (!fused_maps_fits(0, p, config, 16)) continue;
-    const FusedMapsCall fused(0, p, config, 16);
-    compare("fused_maps", p, has_bias, random, 0, tally,
-            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
-  }
-}
-
-void run_fused_heads(const Problem& p, bool has_bias, Random& random, Tally& tally) {
-  for (int config = 0; config < int(fused_heads_tiles().size()); ++config) {
-    if (!fused_heads_fits(0, p, config, 16)) continue;
-    const FusedHeadsCall fused(0, p, config, 16);
-    compare("fused_heads", p, has_bias, random, 0, tally,
-            [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
-  }
+void run_all_aligned(const Problem& p, bool has_bias, Random& random, Tally& tally) {
+  run_aligned<FusedColumnsCall>("fused_columns", fused_columns_tiles(), fused_columns_fits, p, has_bias, random, tally);
+  run_aligned<FusedMapsCall>("fused_maps", fused_maps_tiles(), fused_maps_fits, p, has_bias, random, tally);
+  run_aligned<FusedHeadsCall>("fused_heads", fused_heads_tiles(), fused_heads_fits, p, has_bias, random, tally);
 }
 
 void run_fused_units(const Problem& p, bool has_bias, Random& random, Tally& tally) {
@@ -306,10 +300,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     }
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
-    if (op == Operator::kConvTranspose && !small) run_fused_columns(p, has_bias, random, tally);
+    if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
-    if (op == Operator::kConvTranspose && !small)
-      run_fused_maps(p, has_bias, random, tally), run_fused_heads(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (!small) run_fused_weight_last(p, random, tally);
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;

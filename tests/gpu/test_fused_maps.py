@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from gpu import missing
+from gpu import assert_repeats_under_load, missing
 from oracle import assert_exact, describe, geometry_arguments, ours, reference
 from test_rounding import check, forward_case
 from upfold import cases
@@ -156,11 +156,4 @@ def test_results_repeat_bit_by_bit_under_load(name, device):
     x, w, b = case.tensors(torch.bfloat16, device, bias=True)
     for config in _tiles(_problem((x, w, b), case), device):
         with use_config(config):
-            first = ours((x, w, b), case.geometry, "fused")
-            load = torch.cuda.Stream(device)
-            with torch.cuda.stream(load):
-                a = torch.rand(2048, 2048, device=device)
-                for _ in range(8):
-                    a = a @ a / 1e3
-            for _ in range(16):
-                assert torch.equal(ours((x, w, b), case.geometry, "fused"), first), f"config {config}"
+            assert_repeats_under_load(lambda: ours((x, w, b), case.geometry, "fused"), device, f"config {config}")
