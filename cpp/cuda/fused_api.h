@@ -1,5 +1,5 @@
-// What module.cpp calls of the fused method for few channels and for small maps: tiles that read operands as they lie and take
-// one launch and no workspace.
+// What module_tiles.cpp calls of the fused method for few channels and for small maps: tiles that read operands as they lie. The
+// forward takes one launch and no workspace.
 #pragma once
 
 #include "api.h"
@@ -104,6 +104,32 @@ class FusedHeadsCall {
   int device_, config_;
   Problem problem_;
   std::shared_ptr<const HeadsPlan> plan_;  // null: nothing to do
+};
+
+// Tile choices of the fused gradients of layers with few channels in a group: blocks of a multiprocessor.
+std::vector<int> fused_groups_tiles();
+struct GroupsPlan;
+// What a choice launches: tiles, blocks; loads that a tile takes of y, products of eight input channels for all taps of it, and
+// blocks of eight input channels.
+struct FusedGroupsWork {
+  std::int64_t tiles, blocks, loads, products, channel_blocks;
+};
+// The gradient of the input or of the weight (kConv, kConvTransposeWeight of float16, bfloat16, or float32 rounded to TF32; at
+// most 16 input and 16 output channels in a group, on compute capability 8.0 and newer). Planned once, then the same for any
+// operands and by any thread.
+class FusedGroupsCall {
+ public:
+  // `alignment` bytes, at most 16, divide the address of y; the partial sums stay below the cap.
+  FusedGroupsCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
+  std::int64_t workspace_bytes() const;  // -1: the choice does not run this problem under this cap
+  FusedGroupsWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_;
+  std::int64_t alignment_;
+  Problem problem_;
+  std::shared_ptr<const GroupsPlan> plan_;  // null: it does not run
 };
 
 }  // namespace upfold::cuda

@@ -9,9 +9,9 @@
 #include "api.h"
 #include "compiled.h"
 #include "cublas.h"
-#include "fused_api.h"
 #include "fused_weight.h"
 #include "fused_weight_last.h"
+#include "module_tiles.h"
 
 namespace py = pybind11;
 
@@ -155,49 +155,6 @@ py::list fused_last_tiles() {
 py::tuple fused_last_work(const FusedLastCall& call) {
   const upfold::cuda::FusedLastWork work = call.work();
   return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source, work.loose);
-}
-
-using upfold::cuda::FusedColumnsCall;
-
-// (blocks, of a multiprocessor, walks of a block, steps of a walk, products and turns of a step, bytes that are copied)
-py::tuple fused_columns_work(const FusedColumnsCall& call) {
-  const upfold::cuda::FusedColumnsWork work = call.work();
-  return py::make_tuple(work.blocks, work.resident, work.walks, work.steps, work.products, work.turns, work.copied);
-}
-
-using upfold::cuda::FusedUnitsCall;
-
-// (blocks, of a multiprocessor, tiles of a block, vectors that a thread fills in, products of a tile)
-py::tuple fused_units_work(const FusedUnitsCall& call) {
-  const upfold::cuda::FusedUnitsWork work = call.work();
-  return py::make_tuple(work.blocks, work.resident, work.tiles, work.filled, work.products);
-}
-
-using upfold::cuda::FusedMapsCall;
-
-// (tiles, chunks of one, bytes that are copied for each, positions of outputs)
-py::tuple fused_maps_work(const FusedMapsCall& call) {
-  const upfold::cuda::FusedMapsWork work = call.work();
-  return py::make_tuple(work.tiles, work.chunks, work.copied, work.positions);
-}
-
-using upfold::cuda::FusedHeadsCall;
-
-// (blocks, warps of one, runs of a warp, units of a run, products of a unit, bytes of a row)
-py::tuple fused_heads_work(const FusedHeadsCall& call) {
-  const upfold::cuda::FusedHeadsWork work = call.work();
-  return py::make_tuple(work.blocks, work.warps, work.turns, work.units, work.products, work.row_bytes);
-}
-
-// The class of a forward call whose plan depends on the alignment, and which needs no workspace.
-template <typename Call, typename Work>
-void define_aligned(py::module_& m, const char* name, const Work& work) {
-  py::class_<Call>(m, name, py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t>(), py::arg("device"), py::arg("problem"), py::arg("config"),
-           py::arg("alignment"))
-      .def_property_readonly("work", work)
-      .def("enqueue", &fused<Call>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-           py::arg("stream"), py::arg("packed") = 0);
 }
 
 using upfold::cuda::FusedWeightCall;
@@ -356,25 +313,7 @@ PYBIND11_MODULE(_cuda, m) {
       .def("pack", &fused_pack<FusedLastCall>, py::arg("w"), py::arg("packed"), py::arg("stream"))
       .def("enqueue", &fused<FusedLastCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
-  m.def("fused_columns_tiles", &upfold::cuda::fused_columns_tiles);
-  m.def("fused_columns_fits", &upfold::cuda::fused_columns_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
-        py::arg("alignment"));
-  define_aligned<FusedColumnsCall>(m, "FusedColumnsCall", &fused_columns_work);
-  m.def("fused_units_tiles", &upfold::cuda::fused_units_tiles);
-  m.def("fused_units_fits", &upfold::cuda::fused_units_fits, py::arg("device"), py::arg("problem"), py::arg("config"));
-  py::class_<FusedUnitsCall>(m, "FusedUnitsCall", py::module_local())
-      .def(py::init<int, const Problem&, int>(), py::arg("device"), py::arg("problem"), py::arg("config"))
-      .def_property_readonly("work", &fused_units_work)
-      .def("enqueue", &fused<FusedUnitsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
-           py::arg("stream"), py::arg("packed") = 0);
-  m.def("fused_heads_tiles", &upfold::cuda::fused_heads_tiles);
-  m.def("fused_heads_fits", &upfold::cuda::fused_heads_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
-        py::arg("alignment"));
-  define_aligned<FusedHeadsCall>(m, "FusedHeadsCall", &fused_heads_work);
-  m.def("fused_maps_tiles", &upfold::cuda::fused_maps_tiles);
-  m.def("fused_maps_fits", &upfold::cuda::fused_maps_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
-        py::arg("alignment"));
-  define_aligned<FusedMapsCall>(m, "FusedMapsCall", &fused_maps_work);
+  upfold::cuda::bind_tiles(m);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
       .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),

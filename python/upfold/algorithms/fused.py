@@ -12,7 +12,7 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_beside, fused_columns, fused_heads, fused_input, fused_last, fused_maps, fused_units, fused_weight
+from . import cuda, fused_beside, fused_columns, fused_groups, fused_heads, fused_input, fused_last, fused_maps, fused_units, fused_weight
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with
@@ -188,6 +188,8 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_groups.FIRST:
+        return fused_groups.call(problem, config, device)
     if config >= fused_heads.FIRST:
         return fused_heads.call(problem, config, device)
     if config >= fused_maps.FIRST:
@@ -293,7 +295,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
-        own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()}
+        own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()} | fused_groups.microseconds(problem, device)
         return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Problem
-from . import cuda, fused_weight_last
+from . import cuda, fused_groups, fused_weight_last
 
 
 class _Rates(NamedTuple):
@@ -62,6 +62,8 @@ def _widths(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """The planned call of a tile."""
+    if config >= fused_groups.FIRST:
+        return fused_groups.call(problem, config, device)
     if config >= fused_weight_last.FIRST:
         return fused_weight_last.call(problem, config, device)
     return cuda.module().FusedWeightCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
@@ -87,7 +89,8 @@ def predicted_seconds(problem: Problem, device: int) -> float:
 
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
-    return _microseconds(problem, device) | fused_weight_last.microseconds(problem, device)
+    boxes = fused_weight_last.microseconds(problem, device)
+    return _microseconds(problem, device) | boxes | fused_groups.microseconds(problem, device)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,69 @@
+// The fused gradients of groups: their choice of tiles, and their kernels for float32 rounded to TF32.
+#include "fused_groups_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_GROUPS(float)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include "compiled.h"
+#include "fused_groups_plan.cuh"
+
+namespace upfold::cuda {
+
+extern template void run_groups<__half>(const Launch&, const GroupsPlan&, bool, const FusedOperands&);
+extern template void run_groups<__nv_bfloat16>(const Launch&, const GroupsPlan&, bool, const FusedOperands&);
+
+namespace {
+
+constexpr int kGroupsBlocks[] = {3, 2};  // of a multiprocessor
+constexpr int kGroupsTiles = int(sizeof(kGroupsBlocks) / sizeof(kGroupsBlocks[0]));
+
+GroupsPlan plan_groups(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  // The gradient of the weight keeps its sums in registers, which two blocks fill.
+  const int blocks = p.op == Operator::kConv ? kGroupsBlocks[config] : 2;
+  return GroupsPlanner(p, {shared_memory(device), count, blocks, alignment, workspace_cap}).plan();
+}
+
+}  // namespace
+
+std::vector<int> fused_groups_tiles() { return {std::begin(kGroupsBlocks), std::end(kGroupsBlocks)}; }
+
+FusedGroupsCall::FusedGroupsCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
+    : device_(device), alignment_(alignment), problem_(p) {
+  const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
+  const int choices = p.op == Operator::kConv ? kGroupsTiles : p.op == Operator::kConvTransposeWeight ? 1 : 0;
+  if (!multiplied || p.batch == 0 || config < 0 || config >= choices || code_capability(device) < 80) return;
+  const GroupsPlan plan = plan_groups(device, p, config, alignment, workspace_cap);
+  if (plan.possible) plan_ = std::make_shared<const GroupsPlan>(plan);
+}
+
+std::int64_t FusedGroupsCall::workspace_bytes() const { return plan_ == nullptr ? -1 : plan_->workspace_bytes; }
+
+FusedGroupsWork FusedGroupsCall::work() const {
+  if (plan_ == nullptr) return {};
+  const GroupsJob& job = plan_->job;
+  const std::int64_t size = element_bytes(problem_.dtype), reads = job.reads == GroupsReads::kVectors ? 1 : 16 / size;
+  const std::int64_t loads = kGroupsChannels * size / 16 * reads * job.patch_rows.value * job.row_reads.value;
+  const std::int64_t products = std::int64_t(job.tile_h) * job.segments * job.taps * (size == 4 ? 2 : 1);
+  return {job.tiles * problem_.groups, plan_->blocks, loads, products, plan_->channel_blocks};
+}
+
+void FusedGroupsCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
+  require(plan_ != nullptr, "these gradients of groups do not fit this problem");
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.y);
+  require(address % std::uintptr_t(alignment_) == 0, "y begins at ", address, "; it was planned for a multiple of ", alignment_);
+  const DeviceScope scope(device_);
+  const Launch launch{device_, stream};
+  const bool of_weight = problem_.op == Operator::kConvTransposeWeight;
+  if (problem_.dtype == Dtype::kFloat32) return run_groups<float>(launch, *plan_, of_weight, operands);
+  if (problem_.dtype == Dtype::kFloat16) return run_groups<__half>(launch, *plan_, of_weight, operands);
+  run_groups<__nv_bfloat16>(launch, *plan_, of_weight, operands);
+}
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,16 @@
+// The fused gradients of groups: their kernels for float16.
+#include "fused_groups_launch.cuh"
+
+namespace upfold::cuda {
+
+UPFOLD_INSTANTIATE_GROUPS(__half)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+namespace upfold::cuda {
+
+template void run_groups<__half>(const Launch&, const GroupsPlan&, bool, const FusedOperands&);
+
+}  // namespace upfold::cuda
+#endif

@@ -1,0 +1,202 @@
+// The planner of the fused gradients of groups; host code, for one source.
+#pragma once
+
+#include <algorithm>
+
+#include "fused_groups_plan.h"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMostGroupsCount = std::int64_t(1) << 30;
+constexpr std::int64_t kMostGroupsRows = 64, kMostGroupsSegments = 16;  // of a tile
+constexpr std::int64_t kReservedBytes = 1 << 10;                        // of each block, by the device
+// What orders tiles, in cycles: of a read of a warp, a product of a warp, and a tile.
+constexpr std::int64_t kGroupsRead = 5, kGroupsProduct = 6, kGroupsTileCycles = 2500;
+
+struct GroupsBounds {
+  SharedMemory shared;
+  int multiprocessors, blocks;  // of a multiprocessor
+  std::int64_t alignment, workspace_cap;
+};
+
+class GroupsPlanner {
+ public:
+  GroupsPlanner(const Problem& p, const GroupsBounds& bounds)
+      : p_(p), bounds_(bounds), size_(p.dtype == Dtype::kFloat32 ? 4 : 2), weight_(p.op == Operator::kConvTransposeWeight) {}
+
+  GroupsPlan plan() {
+    const std::int64_t ic = in_channels_per_group(p_), oc = out_channels_per_group(p_), taps = kernel_taps(p_);
+    if (ic > 16 || oc > kGroupsChannels || taps > kMostGroupsTaps || !counts_fit()) return plan_;
+    plan_.channel_blocks = ic > 8 ? 2 : 1;
+    const std::int64_t sets = ceil_div(taps, std::int64_t(16 / plan_.channel_blocks));
+    if (weight_ && sets > kGroupsWarps) return plan_;
+    GroupsJob& job = plan_.job;
+    for (job.sets = 1; job.sets < sets;) job.sets *= 2;
+    describe();
+    plan_.possible = cut() && deal();
+    return plan_;
+  }
+
+ private:
+  const Problem& p_;
+  const GroupsBounds& bounds_;
+  const std::int64_t size_;
+  const bool weight_;
+  GroupsPlan plan_;
+
+  // Of one axis: rows of a patch of so many inputs, and how far neighbouring rows lie apart in y.
+  struct Rows {
+    std::int64_t step, advance, tap, count;
+  };
+  static Rows rows_of(const Axis& a, std::int64_t inputs) {
+    Rows rows;
+    rows.step = a.kernel == 1 ? a.stride : inputs == 1 ? a.dilation : greatest_common_divisor(a.stride, a.dilation);
+    rows.advance = inputs == 1 ? 0 : a.stride / rows.step, rows.tap = a.kernel == 1 ? 0 : a.dilation / rows.step;
+    rows.count = (inputs - 1) * rows.advance + (a.kernel - 1) * rows.tap + 1;
+    return rows;
+  }
+
+  bool counts_fit() const {
+    for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)}) {
+      if (a.in < 1 || a.out < 1) return false;
+      for (const std::int64_t reach : {a.in * a.stride, a.kernel * a.dilation, a.pad, a.out})
+        if (reach >= kMostGroupsCount / 4) return false;
+    }
+    const auto extent = [](const Strides& s, std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w) {
+      return (c - 1) * s.c + (d - 1) * s.d + (h - 1) * s.h + (w - 1) * s.w;
+    };
+    for (const Strides& s : {p_.x, p_.y, p_.w})
+      for (const std::int64_t stride : {s.c, s.d, s.h, s.w})
+        if (stride < 0 || stride >= kMostGroupsCount) return false;
+    return extent(p_.x, p_.in_channels, p_.in_d, p_.in_h, p_.in_w) < kMostGroupsCount &&
+           extent(p_.y, p_.out_channels, p_.out_d, p_.out_h, p_.out_w) < kMostGroupsCount && p_.w.n >= 0 &&
+           p_.w.n < kMostGroupsCount &&
+           extent(p_.w, p_.w.n == 0 ? 1 : out_channels_per_group(p_), p_.kernel_d, p_.kernel_h, p_.kernel_w) < kMostGroupsCount;
+  }
+
+  bool divides(std::int64_t elements, const Strides& s, bool channels) const {
+    for (const std::int64_t stride : {p_.batch == 1 ? 0 : s.n, channels ? s.c : 0, s.d, s.h})
+      if (stride % elements != 0) return false;
+    return true;
+  }
+
+  static GroupsAxis groups_axis(const Axis& a) {
+    return {std::int32_t(a.in), std::int32_t(a.out), std::int32_t(a.stride), std::int32_t(a.pad), std::int32_t(a.dilation)};
+  }
+
+  void describe() {
+    GroupsJob& job = plan_.job;
+    job.d = groups_axis(axis_d(p_)), job.h = groups_axis(axis_h(p_)), job.w = groups_axis(axis_w(p_));
+    job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
+    job.taps = std::int32_t(kernel_taps(p_));
+    job.in_d = make_divisor(p_.in_d), job.groups = make_divisor(p_.groups), job.stride_w = make_divisor(p_.stride_w);
+    job.x_n = p_.x.n, job.x_c = std::int32_t(p_.x.c), job.x_d = std::int32_t(p_.x.d), job.x_h = std::int32_t(p_.x.h);
+    job.x_w = std::int32_t(p_.x.w), job.w_ic = std::int32_t(p_.w.n), job.w_oc = std::int32_t(p_.w.c);
+    job.y_n = p_.y.n, job.y_c = std::int32_t(p_.y.c), job.y_d = std::int32_t(p_.y.d), job.y_h = std::int32_t(p_.y.h);
+    job.y_w = std::int32_t(p_.y.w);
+    job.pairs =
+        (p_.x.w == 1 || p_.in_w == 1) && p_.in_w % 2 == 0 && divides(2, p_.x, true) && bounds_.alignment % (2 * size_) == 0;
+    const std::int64_t each = 16 / size_;
+    const bool last = p_.y.c == 1 && job.oc % each == 0 && divides(each, p_.y, false) && p_.y.w % each == 0;
+    job.reads = GroupsReads::kElements, job.lead = 0;
+    if (last && bounds_.alignment % 16 == 0) {
+      job.reads = GroupsReads::kVectors;
+    } else if (size_ == 2 && p_.y.w == 1 && p_.out_w % 2 == 0 && divides(2, p_.y, true) && bounds_.alignment % 4 == 0) {
+      job.reads = GroupsReads::kPairs, job.lead = std::int32_t(p_.pad_w % 2);
+    }
+    // Of a weight with neither taps nor blocks of channels there are none.
+    const std::int64_t words = plan_.channel_blocks * std::int64_t(size_ == 4 ? 16 : 8);
+    job.weight_bytes = weight_ ? 0 : std::int32_t(job.taps * 32 * words);
+  }
+
+  // Sizes of the patch of a tile, in vectors, and its reads.
+  struct Patch {
+    Rows d, h;
+    std::int64_t columns, residue, row, vector, bytes, reads;
+  };
+  Patch patch_of(std::int64_t tile_h, std::int64_t segments) const {
+    const Axis w = axis_w(p_);
+    Patch patch;
+    patch.d = rows_of(axis_d(p_), 1), patch.h = rows_of(axis_h(p_), tile_h);
+    const bool pairs = plan_.job.reads == GroupsReads::kPairs;
+    patch.columns = plan_.job.lead + (segments * kSegment - 1) * w.stride + (w.kernel - 1) * w.dilation + 1;
+    patch.columns += pairs ? patch.columns % 2 : 0;
+    patch.residue = ceil_div(patch.columns, w.stride), patch.row = patch.residue * w.stride;
+    const std::int64_t rows = patch.d.count * patch.h.count, vectors = rows * patch.row;
+    patch.vector = vectors + (12 - vectors % 8) % 8;  // four words of float32 from vector to vector meet in no bank
+    patch.bytes = kGroupsChannels * size_ * patch.vector;
+    const std::int64_t each = plan_.job.reads == GroupsReads::kVectors ? 1 : 16 / size_;
+    patch.reads = kGroupsChannels * size_ / 16 * each * rows * patch.columns / (pairs ? 2 : 1);
+    return patch;
+  }
+
+  // The tile of which all take least.
+  bool cut() {
+    GroupsJob& job = plan_.job;
+    const std::int64_t sums = std::int64_t(kGroupsWarps) * 16 * 32 * 16;  // of all warps, which lie where the patch lay
+    const std::int64_t most =
+        std::min(bounds_.shared.of_block, bounds_.shared.of_multiprocessor / bounds_.blocks - kReservedBytes);
+    std::int64_t best = 0, best_h = 0, best_segments = 0;
+    for (std::int64_t tile_h = 1; tile_h <= std::min(p_.in_h, kMostGroupsRows); ++tile_h) {
+      for (std::int64_t segments = 1; segments <= std::min(ceil_div(p_.in_w, std::int64_t(kSegment)), kMostGroupsSegments);
+           ++segments) {
+        const Patch patch = patch_of(tile_h, segments);
+        if (job.weight_bytes + (weight_ ? std::max(patch.bytes, sums) : patch.bytes) > most) break;
+        const std::int64_t together = weight_ ? kGroupsWarps / job.sets : kGroupsWarps * kSegmentsOfWarp;
+        const std::int64_t turns = ceil_div(tile_h * segments, together) * together;
+        const std::int64_t products = turns * job.taps * (size_ == 4 ? 2 : 1) * plan_.channel_blocks;
+        const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment);
+        const std::int64_t cycles = tiles * (patch.reads * kGroupsRead / 32 + products * kGroupsProduct + kGroupsTileCycles);
+        if (best > 0 && cycles >= best) continue;
+        best = cycles, best_h = tile_h, best_segments = segments;
+      }
+    }
+    if (best == 0) return false;
+    const Patch patch = patch_of(best_h, best_segments);
+    plan_.shared_bytes = int(job.weight_bytes + (weight_ ? std::max(patch.bytes, sums) : patch.bytes));
+    job.tile_h = std::int32_t(best_h), job.segments = std::int32_t(best_segments);
+    lay_out(patch);
+    return true;
+  }
+
+  void lay_out(const Patch& patch) {
+    GroupsJob& job = plan_.job;
+    job.tiles_h = make_divisor(ceil_div(p_.in_h, std::int64_t(job.tile_h)));
+    job.tiles_w = make_divisor(ceil_div(p_.in_w, std::int64_t(job.segments * kSegment)));
+    job.plane_rows = make_divisor(patch.h.count), job.patch_rows = make_divisor(patch.d.count * patch.h.count);
+    job.row_step = std::int32_t(patch.h.step), job.row_advance = std::int32_t(patch.h.advance * patch.row);
+    job.row_reads = make_divisor(patch.columns / (job.reads == GroupsReads::kPairs ? 2 : 1));
+    job.residue_vectors = std::int32_t(patch.residue), job.row_vectors = std::int32_t(patch.row);
+    job.vector_stride = std::int32_t(patch.vector);
+    std::int32_t number = 0;
+    for (std::int64_t kd = 0; kd < p_.kernel_d; ++kd)
+      for (std::int64_t kh = 0; kh < p_.kernel_h; ++kh)
+        for (std::int64_t kw = 0; kw < p_.kernel_w; ++kw) {
+          const std::int64_t row = kd * patch.h.count + kh * patch.h.tap, column = job.lead + kw * p_.dilation_w;
+          const std::int64_t at = row * patch.row + column % p_.stride_w * patch.residue + column / p_.stride_w;
+          job.tap[number++] = {std::int32_t(at * 16), std::int32_t(kd * p_.w.d + kh * p_.w.h + kw * p_.w.w)};
+        }
+  }
+
+  // Blocks and what they store.
+  bool deal() {
+    GroupsJob& job = plan_.job;
+    const std::int64_t of_sample = p_.in_d * job.tiles_h.value * job.tiles_w.value;
+    const std::int64_t tiles = of_sample * p_.batch;
+    if (tiles * p_.groups >= kMostGroupsCount) return false;
+    job.tiles = std::int32_t(tiles), plan_.blocks = unsigned(tiles * p_.groups);
+    if (!weight_) return true;
+    const std::int64_t outputs = job.taps * std::int64_t(plan_.channel_blocks), part = p_.groups * outputs * 32 * 16;
+    std::int64_t parts = std::max<std::int64_t>(1, std::int64_t(bounds_.multiprocessors) * bounds_.blocks / p_.groups);
+    parts = std::min({parts, tiles, bounds_.workspace_cap / part});
+    if (parts < 1) return false;
+    parts = ceil_div(tiles, ceil_div(tiles, parts));  // none has less to do than it must
+    job.parts = std::int32_t(parts), plan_.blocks = unsigned(parts * p_.groups), plan_.workspace_bytes = parts * part;
+    plan_.sum_blocks = unsigned(p_.groups * outputs);
+    return p_.groups * outputs < kMostGroupsCount;
+  }
+};
+
+}  // namespace
+}  // namespace upfold::cuda

@@ -1,0 +1,19 @@
+// How the fused gradients of groups cut a problem into tiles.
+#pragma once
+
+#include "fused_api.h"
+#include "fused_groups.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct GroupsPlan {
+  bool possible = false;
+  GroupsJob job = {};
+  int channel_blocks = 0;  // of eight input channels
+  unsigned blocks = 0, sum_blocks = 0;
+  int shared_bytes = 0;
+  std::int64_t workspace_bytes = 0;
+};
+
+}  // namespace upfold::cuda
