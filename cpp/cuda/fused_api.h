@@ -106,22 +106,20 @@ class FusedHeadsCall {
   std::shared_ptr<const HeadsPlan> plan_;  // null: nothing to do
 };
 
-// Tile choices of the fused gradients of layers with few channels in a group: blocks of a multiprocessor.
-std::vector<int> fused_groups_tiles();
 struct GroupsPlan;
-// What a choice launches: tiles, blocks; loads that a tile takes of y, products of eight input channels for all taps of it, and
+// What they launch: tiles, blocks; loads that a tile takes of y, products of eight input channels for all taps of it, and
 // blocks of eight input channels.
 struct FusedGroupsWork {
   std::int64_t tiles, blocks, loads, products, channel_blocks;
 };
-// The gradient of the input or of the weight (kConv, kConvTransposeWeight of float16, bfloat16, or float32 rounded to TF32; at
-// most 16 input and 16 output channels in a group, on compute capability 8.0 and newer). Planned once, then the same for any
-// operands and by any thread.
+// The gradient of the input or of the weight of layers with few channels in a group (kConv, kConvTransposeWeight of float16,
+// bfloat16, or float32 rounded to TF32; at most 16 input and 16 output channels in a group, on compute capability 8.0 and newer).
+// Planned once, then the same for any operands and by any thread.
 class FusedGroupsCall {
  public:
   // `alignment` bytes, at most 16, divide the address of y; the partial sums stay below the cap.
-  FusedGroupsCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
-  std::int64_t workspace_bytes() const;  // -1: the choice does not run this problem under this cap
+  FusedGroupsCall(int device, const Problem& p, std::int64_t alignment, std::int64_t workspace_cap);
+  std::int64_t workspace_bytes() const;  // -1: they do not run this problem under this cap
   FusedGroupsWork work() const;
   void run(const FusedOperands& operands, std::uintptr_t stream) const;
 

@@ -18,27 +18,22 @@ extern template void run_groups<__nv_bfloat16>(const Launch&, const GroupsPlan&,
 
 namespace {
 
-constexpr int kGroupsBlocks[] = {3, 2};  // of a multiprocessor
-constexpr int kGroupsTiles = int(sizeof(kGroupsBlocks) / sizeof(kGroupsBlocks[0]));
-
-GroupsPlan plan_groups(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap) {
+GroupsPlan plan_groups(int device, const Problem& p, std::int64_t alignment, std::int64_t workspace_cap) {
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  // The gradient of the weight keeps its sums in registers, which two blocks fill.
-  const int blocks = p.op == Operator::kConv ? kGroupsBlocks[config] : 2;
-  return GroupsPlanner(p, {shared_memory(device), count, blocks, alignment, workspace_cap}).plan();
+  const SharedMemory shared = shared_memory(device);
+  constexpr std::int64_t kReserved = 1 << 10;  // bytes of each block, by the device
+  const std::int64_t most = std::min(shared.of_block, shared.of_multiprocessor / kGroupsBlocks - kReserved);
+  return GroupsPlanner(p, {most, count, alignment, workspace_cap}).plan();
 }
 
 }  // namespace
 
-std::vector<int> fused_groups_tiles() { return {std::begin(kGroupsBlocks), std::end(kGroupsBlocks)}; }
-
-FusedGroupsCall::FusedGroupsCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
+FusedGroupsCall::FusedGroupsCall(int device, const Problem& p, std::int64_t alignment, std::int64_t workspace_cap)
     : device_(device), alignment_(alignment), problem_(p) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
-  const int choices = p.op == Operator::kConv ? kGroupsTiles : p.op == Operator::kConvTransposeWeight ? 1 : 0;
-  if (!multiplied || p.batch == 0 || config < 0 || config >= choices || code_capability(device) < 80) return;
-  const GroupsPlan plan = plan_groups(device, p, config, alignment, workspace_cap);
+  if (p.op == Operator::kConvTranspose || !multiplied || p.batch == 0 || code_capability(device) < 80) return;
+  const GroupsPlan plan = plan_groups(device, p, alignment, workspace_cap);
   if (plan.possible) plan_ = std::make_shared<const GroupsPlan>(plan);
 }
 
@@ -47,10 +42,10 @@ std::int64_t FusedGroupsCall::workspace_bytes() const { return plan_ == nullptr 
 FusedGroupsWork FusedGroupsCall::work() const {
   if (plan_ == nullptr) return {};
   const GroupsJob& job = plan_->job;
-  const std::int64_t size = element_bytes(problem_.dtype), reads = job.reads == GroupsReads::kVectors ? 1 : 16 / size;
-  const std::int64_t loads = kGroupsChannels * size / 16 * reads * job.patch_rows.value * job.row_reads.value;
-  const std::int64_t products = std::int64_t(job.tile_h) * job.segments * job.taps * (size == 4 ? 2 : 1);
-  return {job.tiles * problem_.groups, plan_->blocks, loads, products, plan_->channel_blocks};
+  const std::int64_t size = element_bytes(problem_.dtype);
+  const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * (size == 4 ? 2 : 1);
+  const std::int64_t of = problem_.op == Operator::kConv ? 1 : problem_.groups;
+  return {job.tiles * of, plan_->blocks, plan_->loads, products, plan_->channel_blocks};
 }
 
 void FusedGroupsCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

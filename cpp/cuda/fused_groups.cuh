@@ -6,12 +6,12 @@
 // positions that one tap reaches from neighbouring inputs follow one another, and a tap is a distance:
 //   patch    [vector of channels][row][residue][position][16 bytes]
 // A *segment* is 16 neighbouring inputs of a row.
-//   input    x[16 inputs][8 or 16 channels] += y[16 inputs][16 channels] * w, a product for each tap; fragments of w lie in
-//   shared
-//            memory too. The rows of a product are inputs in an order in which a lane gets two neighbours.
+//   input    x[16 inputs][8 or 16 channels] += y[16 inputs][16 channels] * w, a product for each tap; fragments of w lie ahead
+//            of the patch. The rows of a product are inputs in an order in which a lane gets two neighbours.
 //   weight   w[16 output channels][8 or 16 input channels] += y * x over the inputs of a segment, for each tap; the columns are
 //            read turned, and x as fragments from where it lies. Warps take segments, and sets of taps where there are many; the
 //            sums of a block's warps are added, and then those of all blocks, in fixed orders.
+// A block takes tiles that follow one another, each as a whole: a multiprocessor's other blocks multiply while one loads.
 #pragma once
 
 #include "divide.cuh"
@@ -20,9 +20,11 @@
 namespace upfold::cuda {
 
 constexpr int kGroupsChannels = 16;  // output channels of a product
-constexpr int kSegment = 16, kGroupsWarps = 8, kGroupsThreads = 32 * kGroupsWarps;
+constexpr int kSegment = 16;
+constexpr int kGroupsWarps = 8, kGroupsThreads = 32 * kGroupsWarps;
+constexpr int kGroupsBlocks = 3;  // of a multiprocessor
 constexpr int kMostGroupsTaps = 128;
-constexpr int kSegmentsOfWarp = 4;  // that the gradient of the input multiplies together
+constexpr int kSegmentBlocks = 4;  // segments times blocks of channels that the gradient of the input multiplies together
 
 // kBlocks: of eight input channels.
 template <typename Value_, int kBlocks_>
@@ -31,7 +33,8 @@ struct GroupsTile {
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kSize = int(sizeof(Value)), kEach = 16 / kSize;             // channels of a vector
   static constexpr int kVectors = kGroupsChannels / kEach, kSteps = kVectors / 2;  // steps: products of one tap
-  static constexpr int kTaps = 16 / kBlocks;                                       // whose sums a warp holds
+  static constexpr int kSegments = kSegmentBlocks / kBlocks;
+  static constexpr int kTaps = 8 / kBlocks;  // whose sums a warp holds
 };
 
 // How y is read: two neighbouring columns of a channel at a time (16-bit types), one element, or a vector of channels.
@@ -46,27 +49,39 @@ struct GroupsTap {
   std::int32_t patch, weight;
 };
 
+// A row of the patch of one vector of channels: elements from the tile's first position to it in y, vectors to it in the patch,
+// how far it lies from the tile's first position, and its channels that exist.
+struct GroupsLine {
+  std::int32_t from, to, d, h, channels, padding[3];
+};
+
 struct GroupsJob {
   GroupsAxis d, h, w;
   Divisor tiles_w, tiles_h, in_d, groups;  // tiles are numbered by these, samples last
-  std::int32_t tiles;                      // of a group: for the weight, of all samples
+  std::int32_t tiles;                      // of all groups, or where the gradient is the weight's of one
   std::int32_t ic, oc, taps;               // of a group
-  std::int32_t tile_h, segments;           // rows of inputs of a tile, and segments of one
+  std::int32_t tile_h;                     // rows of inputs of a tile
+  Divisor segments;                        // of one
   // Rows of the patch: of each plane of the depth; from one to the next in y, and from an input row to the next one in the patch.
   Divisor plane_rows, patch_rows;
   std::int32_t row_step, row_advance;
   // Columns: read at a time, how many such reads of a row; those ahead of the first tap; positions of a residue.
   GroupsReads reads;
-  Divisor row_reads, stride_w;
+  std::int32_t row_reads;
+  Divisor row_warps;  // that share a row
+  Divisor stride_w;
   std::int32_t lead, residue_vectors;
   std::int32_t row_vectors, vector_stride;  // from row to row, from vector to vector, in vectors
-  std::int32_t weight_bytes;                // of fragments, in front of the patch
+  std::int32_t table_bytes;                 // of the lines, ahead of what follows
+  std::int32_t weight_bytes;                // of fragments of w, ahead of the patch
   bool pairs;                               // x of two neighbouring inputs is one aligned word, and both exist
   std::int64_t x_n, y_n;
   std::int32_t x_c, x_d, x_h, x_w, y_c, y_d, y_h, y_w, w_ic, w_oc;
-  // Of the gradient of the weight: blocks of a group, sets of taps.
-  std::int32_t parts, sets;
-  GroupsTap tap[kMostGroupsTaps];
+  bool groups_first;                   // tiles are numbered by groups first: their channels lie side by side
+  bool whole;                          // every vector of channels exists whole
+  std::int32_t parts;                  // that the tiles are dealt to: blocks, or blocks of a group
+  std::int32_t sets;                   // of taps, of the gradient of the weight
+  GroupsTap tap[kMostGroupsTaps + 2];  // and two of which nothing is stored
 };
 static_assert(sizeof(GroupsJob) <= 4000, "with the pointers it is the arguments of a launch");
 
@@ -74,18 +89,32 @@ static_assert(sizeof(GroupsJob) <= 4000, "with the pointers it is the arguments 
 struct GroupsPlace {
   std::int32_t n, group, id, ih, iw;
 };
-// Tile `number` of all samples of a group, or of all groups.
-template <bool kOfGroup>
-UPFOLD_DEVICE GroupsPlace groups_place(const GroupsJob& job, std::uint32_t number, std::int32_t group) {
+// Tile `number` of all samples, of this group, or of all groups where it is negative.
+UPFOLD_DEVICE GroupsPlace groups_place(const GroupsJob& job, std::int32_t tile, std::int32_t group) {
+  std::uint32_t number = std::uint32_t(tile);
   GroupsPlace place;
-  place.iw = std::int32_t(take(job.tiles_w, number)) * job.segments * kSegment;
+  place.group = group;
+  if (group < 0 && job.groups_first) place.group = std::int32_t(take(job.groups, number));
+  place.iw = std::int32_t(take(job.tiles_w, number)) * std::int32_t(job.segments.value) * kSegment;
   place.ih = std::int32_t(take(job.tiles_h, number)) * job.tile_h;
   place.id = std::int32_t(take(job.in_d, number));
-  place.group = kOfGroup ? group : std::int32_t(take(job.groups, number));
+  if (group < 0 && !job.groups_first) place.group = std::int32_t(take(job.groups, number));
   place.n = std::int32_t(number);
   return place;
 }
 
-UPFOLD_DEVICE std::uint32_t round_word(float v) { return near_tf32(__float_as_uint(v)); }
+// The tiles of a part: neighbours, of which each reads some rows of the one before; or those that many apart, so that parts which
+// run side by side read what lies side by side.
+struct GroupsRange {
+  std::int32_t first, end, step;
+};
+UPFOLD_DEVICE GroupsRange groups_range(const GroupsJob& job, std::int32_t part) {
+  if (job.groups_first) return {part, job.tiles, job.parts};
+  return {std::int32_t(std::int64_t(job.tiles) * part / job.parts),
+          std::int32_t(std::int64_t(job.tiles) * (part + 1) / job.parts), 1};
+}
+
+// The number of this warp, which the compiler then knows to be the same for all of its lanes.
+UPFOLD_DEVICE std::int32_t own_warp() { return __shfl_sync(~0u, std::int32_t(threadIdx.x) / 32, 0); }
 
 }  // namespace upfold::cuda

@@ -44,7 +44,7 @@ template <typename Tile>
 struct GroupsInputs {
   using Value = typename Tile::Value;
   using Fragment = typename GroupsWeight<Tile>::Fragment;
-  using Sums = float[kSegmentsOfWarp][Tile::kBlocks][4];
+  using Sums = float[Tile::kSegments][Tile::kBlocks][4];
 
   const GroupsJob& job;
   const GroupsPlace& place;
@@ -70,42 +70,64 @@ struct GroupsInputs {
     return 2 * row + ((row < 4) == (half == 0) ? 0 : 1);
   }
 
+  // What a tap multiplies; behind the last one that of tap 0, or nothing that is used.
+  struct Operands {
+    std::uint32_t a[Tile::kSteps][Tile::kSegments][4];
+    Fragment b[Tile::kBlocks];
+  };
+  __device__ __forceinline__ void read(Operands& to, const std::uint32_t (&from)[Tile::kSegments], std::int32_t tap) const {
+    const std::uint32_t distance = std::uint32_t(job.tap[tap].patch);
+    const std::int32_t number = tap < job.taps ? tap : 0;
+#pragma unroll
+    for (int n = 0; n < Tile::kBlocks; ++n) to.b[n] = weights[(number * Tile::kBlocks + n) * 32];
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+#pragma unroll
+      for (int m = 0; m < Tile::kSegments; ++m)
+        load_matrices(to.a[step][m], from[m] + distance + std::uint32_t(step * 2 * job.vector_stride) * 16);
+    }
+  }
+  static __device__ __forceinline__ void add(Sums& sums, const Operands& of) {
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < Tile::kBlocks; ++n) {
+#pragma unroll
+        for (int m = 0; m < Tile::kSegments; ++m)
+          TensorCore<Value>::add(sums[m][n], of.a[step][m], of.b[n].words[2 * step], of.b[n].words[2 * step + 1]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void multiply(Sums& sums, std::int32_t first) const {
-    std::uint32_t from[kSegmentsOfWarp];
+    std::uint32_t from[Tile::kSegments];
     const std::int32_t own = input_of_row(lane / 8 % 2, lane % 8), vector = lane / 16 * job.vector_stride;
 #pragma unroll
-    for (int m = 0; m < kSegmentsOfWarp; ++m) {
-      const std::int32_t row = (first + m) / job.segments, segment = (first + m) % job.segments;
-      const std::int32_t at = row < job.tile_h ? row * job.row_advance + segment * kSegment : 0;
+    for (int m = 0; m < Tile::kSegments; ++m) {
+      std::uint32_t row = std::uint32_t(first + m);
+      const std::int32_t segment = std::int32_t(take(job.segments, row));
+      const std::int32_t at = std::int32_t(row) < job.tile_h ? std::int32_t(row) * job.row_advance + segment * kSegment : 0;
       from[m] = patch + std::uint32_t(at + own + vector) * 16;
     }
-#pragma unroll 2
-    for (std::int32_t tap = 0; tap < job.taps; ++tap) {
-      const std::uint32_t distance = std::uint32_t(job.tap[tap].patch);
-      Fragment b[Tile::kBlocks];
-#pragma unroll
-      for (int n = 0; n < Tile::kBlocks; ++n) b[n] = weights[(tap * Tile::kBlocks + n) * 32];
-#pragma unroll
-      for (int step = 0; step < Tile::kSteps; ++step) {
-        std::uint32_t a[kSegmentsOfWarp][4];
-#pragma unroll
-        for (int m = 0; m < kSegmentsOfWarp; ++m)
-          load_matrices(a[m], from[m] + distance + std::uint32_t(step * 2 * job.vector_stride) * 16);
-#pragma unroll
-        for (int n = 0; n < Tile::kBlocks; ++n) {
-#pragma unroll
-          for (int m = 0; m < kSegmentsOfWarp; ++m)
-            TensorCore<Value>::add(sums[m][n], a[m], b[n].words[2 * step], b[n].words[2 * step + 1]);
-        }
-      }
+    // The operands of a tap are read ahead of the products of the one before.
+    Operands operands[2];
+    read(operands[0], from, 0);
+#pragma unroll 1
+    for (std::int32_t tap = 0; tap < job.taps; tap += 2) {
+      read(operands[1], from, tap + 1);
+      add(sums, operands[0]);
+      if (tap + 1 >= job.taps) break;
+      read(operands[0], from, tap + 2);
+      add(sums, operands[1]);
     }
   }
 
   __device__ __forceinline__ void store(const Sums& sums, std::int32_t first) const {
     const std::int32_t g = lane / 4;
 #pragma unroll
-    for (int m = 0; m < kSegmentsOfWarp; ++m) {
-      const std::int32_t row = (first + m) / job.segments, column = (first + m) % job.segments * kSegment + 2 * g;
+    for (int m = 0; m < Tile::kSegments; ++m) {
+      std::uint32_t rest = std::uint32_t(first + m);
+      const std::int32_t column = std::int32_t(take(job.segments, rest)) * kSegment + 2 * g, row = std::int32_t(rest);
       if (row >= job.tile_h || row >= rows || column >= columns) continue;
       Value* const to = x + (place.ih + row) * job.x_h + (place.iw + column) * job.x_w;
 #pragma unroll
@@ -132,10 +154,9 @@ struct GroupsInputs {
   }
 
   __device__ __forceinline__ void work() const {
-    const std::int32_t warp = std::int32_t(threadIdx.x) / 32;
 #pragma unroll 1
-    for (std::int32_t first = warp * kSegmentsOfWarp; first < job.tile_h * job.segments;
-         first += kGroupsWarps * kSegmentsOfWarp) {
+    for (std::int32_t first = own_warp() * Tile::kSegments; first < job.tile_h * std::int32_t(job.segments.value);
+         first += kGroupsWarps * Tile::kSegments) {
       Sums sums = {};
       multiply(sums, first);
       store(sums, first);
@@ -144,17 +165,27 @@ struct GroupsInputs {
 };
 
 template <typename Tile>
-__global__ void __launch_bounds__(kGroupsThreads, 3)
+__global__ void __launch_bounds__(kGroupsThreads, kGroupsBlocks)
     fused_groups_input_kernel(const __grid_constant__ GroupsJob job, const typename Tile::Value* __restrict__ y,
                               const typename Tile::Value* __restrict__ w, typename Tile::Value* __restrict__ x) {
   using Fragment = typename GroupsWeight<Tile>::Fragment;
   extern __shared__ uint4 memory[];
-  unsigned char* const patch = reinterpret_cast<unsigned char*>(memory) + job.weight_bytes;
-  const GroupsPlace place = groups_place<false>(job, blockIdx.x, 0);
-  GroupsWeight<Tile>::pack(job, w, place.group, reinterpret_cast<Fragment*>(memory));
-  GroupsPatch<Tile>(job, y, place, patch).load();
-  __syncthreads();  // the weight and the patch are there
-  GroupsInputs<Tile>(job, place, shared_address(patch), reinterpret_cast<const Fragment*>(memory), x).work();
+  GroupsLine* const lines = reinterpret_cast<GroupsLine*>(memory);
+  unsigned char* const weights = reinterpret_cast<unsigned char*>(memory) + job.table_bytes;
+  unsigned char* const patch = weights + job.weight_bytes;
+  const GroupsRange range = groups_range(job, std::int32_t(blockIdx.x));
+  describe_lines<Tile>(job, lines);
+  std::int32_t packed = -1;  // the group whose weights lie there
+#pragma unroll 1
+  for (std::int32_t tile = range.first; tile < range.end; tile += range.step) {
+    const GroupsPlace place = groups_place(job, tile, -1);
+    __syncthreads();  // the lines are there, and nobody reads the patch of the tile before any more
+    if (packed != place.group) GroupsWeight<Tile>::pack(job, w, place.group, reinterpret_cast<Fragment*>(weights));
+    packed = place.group;
+    GroupsPatch<Tile, 128>(job, lines, y, place, patch).bring();
+    __syncthreads();  // the weight and the patch are there
+    GroupsInputs<Tile>(job, place, shared_address(patch), reinterpret_cast<const Fragment*>(weights), x).work();
+  }
 }
 
 }  // namespace upfold::cuda

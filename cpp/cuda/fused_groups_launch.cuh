@@ -36,7 +36,7 @@ void run_groups_tile(const Launch& launch, const GroupsPlan& plan, bool of_weigh
   }
   const auto partial = static_cast<float4*>(operands.workspace);
   launch_grid("fused", fused_groups_weight_kernel<Tile>, launch, grid, job, static_cast<const Value*>(operands.x), y, partial);
-  launch_grid("fused", fused_groups_sum_kernel<Tile>, launch, Grid{plan.sum_blocks, kGroupsThreads, 0, true}, job, partial,
+  launch_grid("fused", fused_groups_sum_kernel<Tile>, launch, Grid{plan.sum_blocks, 32 * kSumWarps, 0, true}, job, partial,
               static_cast<Value*>(const_cast<void*>(operands.w)));
 }
 

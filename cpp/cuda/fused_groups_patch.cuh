@@ -5,103 +5,147 @@
 
 namespace upfold::cuda {
 
+// What all tiles have in common, by all threads of the block.
 template <typename Tile>
+UPFOLD_DEVICE void describe_lines(const GroupsJob& job, GroupsLine* lines) {
+  for (std::uint32_t i = threadIdx.x; i < Tile::kVectors * job.patch_rows.value; i += kGroupsThreads) {
+    std::uint32_t vector = i;
+    const std::int32_t row = std::int32_t(take(job.patch_rows, vector));
+    std::uint32_t plane = std::uint32_t(row);
+    const std::int32_t h = std::int32_t(take(job.plane_rows, plane)) * job.row_step, d = std::int32_t(plane) * job.d.dilation;
+    const std::int32_t channel = std::int32_t(vector) * Tile::kEach;
+    lines[i] = {channel * job.y_c + d * job.y_d + h * job.y_h,
+                std::int32_t(vector) * job.vector_stride + row * job.row_vectors,
+                d,
+                h,
+                job.oc - channel,
+                {}};
+  }
+}
+
+// kBytes: that a thread has asked for at a time.
+template <typename Tile, int kBytes>
 struct GroupsPatch {
   using Value = typename Tile::Value;
   static constexpr int kEach = Tile::kEach;
-  static constexpr int kTogether = 2;  // reads of a thread that are on their way together
+  static constexpr int kTogether = kBytes / (4 * kEach);  // reads
 
   const GroupsJob& job;
-  const Value* sample;  // first channel of the group
+  const GroupsLine* lines;
+  const Value* first;  // the tile's first position, which may not exist
   std::int32_t od, oh, ow;
-  unsigned char* patch;
+  uint4* patch;
 
-  __device__ __forceinline__ GroupsPatch(const GroupsJob& of, const Value* y, const GroupsPlace& place, unsigned char* to)
+  __device__ __forceinline__ GroupsPatch(const GroupsJob& of, const GroupsLine* all, const Value* y, const GroupsPlace& place,
+                                         unsigned char* to)
       : job(of),
-        sample(y + place.n * of.y_n + place.group * of.oc * of.y_c),
+        lines(all),
         od(place.id * of.d.stride - of.d.pad),
         oh(place.ih * of.h.stride - of.h.pad),
         ow(place.iw * of.w.stride - of.w.pad - of.lead),
-        patch(to) {}
+        patch(reinterpret_cast<uint4*>(to)) {
+    const std::int64_t offset =
+        std::int64_t(place.group * of.oc) * of.y_c + std::int64_t(od) * of.y_d + std::int64_t(oh) * of.y_h;
+    first = y + (place.n * of.y_n + offset + std::int64_t(ow) * of.y_w);
+  }
 
   // One read: up to two columns of a vector of channels.
   struct Read {
     std::uint32_t words[kEach];  // a pair of columns of each channel, or a column; or the vector itself
-    std::int32_t row, column, vector;
+    std::int32_t to;             // of the row, in vectors
   };
 
-  __device__ __forceinline__ void begin(std::uint32_t number, Read& read) const {
-    const std::int32_t column = std::int32_t(take(job.row_reads, number)), row = std::int32_t(take(job.patch_rows, number));
-    std::uint32_t plane = std::uint32_t(row);
-    const std::int32_t in_plane = std::int32_t(take(job.plane_rows, plane));
-    read.row = row, read.vector = std::int32_t(number);
-    read.column = job.reads == GroupsReads::kPairs ? 2 * column : column;
-    const std::int32_t d = od + std::int32_t(plane) * job.d.dilation, h = oh + in_plane * job.row_step, w = ow + read.column;
-    const bool exists = std::uint32_t(d) < std::uint32_t(job.d.out) && std::uint32_t(h) < std::uint32_t(job.h.out) &&
-                        std::uint32_t(w) < std::uint32_t(job.w.out);
-    const std::int32_t channel = read.vector * kEach, channels = exists ? job.oc - channel : 0;
-    const Value* from = sample;
-    if (exists) from += channel * job.y_c + d * job.y_d + h * job.y_h + w * job.y_w;
-    if (job.reads == GroupsReads::kVectors) {
+  __device__ __forceinline__ std::int32_t position_of(std::int32_t column) const {
+    std::uint32_t position = std::uint32_t(column);
+    const std::int32_t residue = std::int32_t(take(job.stride_w, position));
+    return residue * job.residue_vectors + std::int32_t(position);
+  }
+
+  template <GroupsReads kReads, bool kWhole>
+  __device__ __forceinline__ void begin(Read& read, const GroupsLine& line, const Value* column, bool live) const {
+    const bool exists = bool(int(live) & int(std::uint32_t(od + line.d) < std::uint32_t(job.d.out)) &
+                             int(std::uint32_t(oh + line.h) < std::uint32_t(job.h.out)));
+    const std::int32_t channels = exists ? line.channels : 0;
+    const Value* from = column + line.from;
+    read.to = line.to;
+    if constexpr (kReads == GroupsReads::kVectors) {
       uint4 v = {0, 0, 0, 0};
-      if (channels > 0) v = __ldg(reinterpret_cast<const uint4*>(from));
+      if (exists) v = __ldg(reinterpret_cast<const uint4*>(from));
       read.words[0] = v.x, read.words[1] = v.y, read.words[2] = v.z, read.words[3] = v.w;
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if constexpr (Tile::kSize == 4) {
-        read.words[i] = __float_as_uint(load_or_zero(from, i < channels));
-      } else if (job.reads == GroupsReads::kPairs) {
-        read.words[i] = __float_as_uint(load_or_zero(reinterpret_cast<const float*>(from), i < channels));
-      } else {
-        const Value v = load_or_zero(from, i < channels);
-        read.words[i] = *reinterpret_cast<const std::uint16_t*>(&v);
+      for (int i = 0; i < kEach; ++i, from += job.y_c) {
+        const bool wanted = kWhole ? exists : i < channels;
+        if constexpr (Tile::kSize == 4) {
+          read.words[i] = __float_as_uint(load_or_zero(from, wanted));
+        } else if constexpr (kReads == GroupsReads::kPairs) {
+          read.words[i] = __float_as_uint(load_or_zero(reinterpret_cast<const float*>(from), wanted));
+        } else {
+          const Value v = load_or_zero(from, wanted);
+          read.words[i] = *reinterpret_cast<const std::uint16_t*>(&v);
+        }
       }
-      from += job.y_c;
     }
   }
 
-  __device__ __forceinline__ void put(std::int32_t row, std::int32_t column, std::int32_t vector, const uint4& v) const {
-    std::uint32_t position = std::uint32_t(column);
-    const std::int32_t residue = std::int32_t(take(job.stride_w, position));
-    const std::int32_t at = vector * job.vector_stride + row * job.row_vectors + residue * job.residue_vectors;
-    *reinterpret_cast<uint4*>(patch + (at + std::int32_t(position)) * 16) = v;
-  }
-  __device__ __forceinline__ void end(const Read& read) const {
+  template <GroupsReads kReads>
+  __device__ __forceinline__ void end(const Read& read, const std::int32_t (&places)[2]) const {
     const std::uint32_t(&words)[kEach] = read.words;
+    uint4* const to = patch + read.to;
     if constexpr (Tile::kSize == 4) {
-      const uint4 v = {near_tf32(words[0]), near_tf32(words[1]), near_tf32(words[2]), near_tf32(words[3])};
-      put(read.row, read.column, read.vector, v);
+      to[places[0]] = {near_tf32(words[0]), near_tf32(words[1]), near_tf32(words[2]), near_tf32(words[3])};
+    } else if constexpr (kReads == GroupsReads::kVectors) {
+      to[places[0]] = {words[0], words[1], words[2], words[3]};
     } else {
-      if (job.reads == GroupsReads::kVectors) {
-        put(read.row, read.column, read.vector, {words[0], words[1], words[2], words[3]});
-        return;
-      }
       std::uint32_t low[4], high[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         low[i] = __byte_perm(words[2 * i], words[2 * i + 1], 0x5410);
         high[i] = __byte_perm(words[2 * i], words[2 * i + 1], 0x7632);
       }
-      put(read.row, read.column, read.vector, {low[0], low[1], low[2], low[3]});
-      if (job.reads == GroupsReads::kPairs) put(read.row, read.column + 1, read.vector, {high[0], high[1], high[2], high[3]});
+      to[places[0]] = {low[0], low[1], low[2], low[3]};
+      if (kReads == GroupsReads::kPairs) to[places[1]] = {high[0], high[1], high[2], high[3]};
     }
   }
 
-  // All of it, by all threads of the block.
-  __device__ __forceinline__ void load() const {
-    const std::uint32_t count = Tile::kVectors * job.patch_rows.value * job.row_reads.value;
+  // Warps that share a row keep to their columns, and take a row and every `step`th one behind it.
+  template <GroupsReads kReads, bool kWhole>
+  __device__ __forceinline__ void bring() const {
+    const std::int32_t count = Tile::kVectors * std::int32_t(job.patch_rows.value);
+    std::uint32_t rest = std::uint32_t(own_warp());
+    const std::int32_t warp = std::int32_t(take(job.row_warps, rest)), own = std::int32_t(rest);
+    const std::int32_t step = kGroupsWarps / std::int32_t(job.row_warps.value), lane = std::int32_t(threadIdx.x) % 32;
+    if (own >= step) return;
 #pragma unroll 1
-    for (std::uint32_t first = threadIdx.x; first < count; first += kTogether * kGroupsThreads) {
-      Read reads[kTogether];
+    for (std::int32_t read = 32 * warp; read < job.row_reads; read += 32 * std::int32_t(job.row_warps.value)) {
+      const std::int32_t column = (read + lane) * (kReads == GroupsReads::kPairs ? 2 : 1);
+      const bool stored = read + lane < job.row_reads, live = stored && std::uint32_t(ow + column) < std::uint32_t(job.w.out);
+      const Value* const from = first + std::int64_t(column) * job.y_w;
+      const std::int32_t places[2] = {position_of(column), position_of(column + 1)};
+#pragma unroll 1
+      for (std::int32_t line = own; line < count; line += kTogether * step) {
+        Read reads[kTogether];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (i == 0 || first + i * kGroupsThreads < count) begin(first + i * kGroupsThreads, reads[i]);
+        for (int i = 0; i < kTogether; ++i) {
+          const std::int32_t at = line + i * step;
+          begin<kReads, kWhole>(reads[i], lines[at < count ? at : line], from, live);
+        }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (i == 0 || first + i * kGroupsThreads < count) end(reads[i]);
+        for (int i = 0; i < kTogether; ++i)
+          if (stored && (i == 0 || line + i * step < count)) end<kReads>(reads[i], places);
+      }
     }
+  }
+  // All of it, by all threads of the block.
+  __device__ __forceinline__ void bring() const {
+    if (job.reads == GroupsReads::kVectors) return bring<GroupsReads::kVectors, true>();
+    if constexpr (Tile::kSize == 2) {
+      if (job.reads == GroupsReads::kPairs && job.whole) return bring<GroupsReads::kPairs, true>();
+      if (job.reads == GroupsReads::kPairs) return bring<GroupsReads::kPairs, false>();
+    } else {
+      if (job.whole) return bring<GroupsReads::kElements, true>();
+    }
+    bring<GroupsReads::kElements, false>();
   }
 };
 

@@ -10,14 +10,12 @@ namespace {
 
 constexpr std::int64_t kMostGroupsCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostGroupsRows = 64, kMostGroupsSegments = 16;  // of a tile
-constexpr std::int64_t kReservedBytes = 1 << 10;                        // of each block, by the device
-// What orders tiles, in cycles: of a read of a warp, a product of a warp, and a tile.
-constexpr std::int64_t kGroupsRead = 5, kGroupsProduct = 6, kGroupsTileCycles = 2500;
+// What orders tiles, in cycles of a multiprocessor: of a load of a warp, a product of a warp, and a tile.
+constexpr std::int64_t kGroupsLoad = 5, kGroupsProduct = 6, kGroupsTileCycles = 1500;
 
 struct GroupsBounds {
-  SharedMemory shared;
-  int multiprocessors, blocks;  // of a multiprocessor
-  std::int64_t alignment, workspace_cap;
+  std::int64_t shared;  // bytes of a block
+  std::int64_t multiprocessors, alignment, workspace_cap;
 };
 
 class GroupsPlanner {
@@ -29,7 +27,7 @@ class GroupsPlanner {
     const std::int64_t ic = in_channels_per_group(p_), oc = out_channels_per_group(p_), taps = kernel_taps(p_);
     if (ic > 16 || oc > kGroupsChannels || taps > kMostGroupsTaps || !counts_fit()) return plan_;
     plan_.channel_blocks = ic > 8 ? 2 : 1;
-    const std::int64_t sets = ceil_div(taps, std::int64_t(16 / plan_.channel_blocks));
+    const std::int64_t sets = ceil_div(taps, std::int64_t(8 / plan_.channel_blocks));
     if (weight_ && sets > kGroupsWarps) return plan_;
     GroupsJob& job = plan_.job;
     for (job.sets = 1; job.sets < sets;) job.sets *= 2;
@@ -105,15 +103,15 @@ class GroupsPlanner {
     } else if (size_ == 2 && p_.y.w == 1 && p_.out_w % 2 == 0 && divides(2, p_.y, true) && bounds_.alignment % 4 == 0) {
       job.reads = GroupsReads::kPairs, job.lead = std::int32_t(p_.pad_w % 2);
     }
-    // Of a weight with neither taps nor blocks of channels there are none.
+    job.groups_first = job.reads == GroupsReads::kVectors && !weight_, job.whole = job.oc == kGroupsChannels;
     const std::int64_t words = plan_.channel_blocks * std::int64_t(size_ == 4 ? 16 : 8);
     job.weight_bytes = weight_ ? 0 : std::int32_t(job.taps * 32 * words);
   }
 
-  // Sizes of the patch of a tile, in vectors, and its reads.
+  // Sizes of the patch of a tile, in vectors, and its loads.
   struct Patch {
     Rows d, h;
-    std::int64_t columns, residue, row, vector, bytes, reads;
+    std::int64_t columns, reads, warps, residue, row, vector, bytes, lines, loads;  // reads of a row, warps that share it
   };
   Patch patch_of(std::int64_t tile_h, std::int64_t segments) const {
     const Axis w = axis_w(p_);
@@ -122,51 +120,75 @@ class GroupsPlanner {
     const bool pairs = plan_.job.reads == GroupsReads::kPairs;
     patch.columns = plan_.job.lead + (segments * kSegment - 1) * w.stride + (w.kernel - 1) * w.dilation + 1;
     patch.columns += pairs ? patch.columns % 2 : 0;
-    patch.residue = ceil_div(patch.columns, w.stride), patch.row = patch.residue * w.stride;
+    patch.reads = pairs ? patch.columns / 2 : patch.columns;
+    patch.warps = std::min<std::int64_t>(kGroupsWarps, ceil_div(patch.reads, std::int64_t(32)));
+    patch.residue = residue_of(ceil_div(patch.columns, w.stride)), patch.row = patch.residue * w.stride;
     const std::int64_t rows = patch.d.count * patch.h.count, vectors = rows * patch.row;
     patch.vector = vectors + (12 - vectors % 8) % 8;  // four words of float32 from vector to vector meet in no bank
     patch.bytes = kGroupsChannels * size_ * patch.vector;
-    const std::int64_t each = plan_.job.reads == GroupsReads::kVectors ? 1 : 16 / size_;
-    patch.reads = kGroupsChannels * size_ / 16 * each * rows * patch.columns / (pairs ? 2 : 1);
+    patch.lines = kGroupsChannels * size_ / 16 * rows;
+    const std::int64_t each = plan_.job.reads == GroupsReads::kVectors ? 1 : 16 / size_, together = kGroupsWarps / patch.warps;
+    patch.loads = each * ceil_div(patch.lines, together) * ceil_div(patch.reads, 32 * patch.warps) * kGroupsWarps;
     return patch;
   }
 
-  // The tile of which all take least.
+  // Positions of a residue, or some more: where stores of a warp's neighbouring reads meet in fewest banks.
+  std::int64_t residue_of(std::int64_t least) const {
+    const std::int64_t step = plan_.job.reads == GroupsReads::kPairs ? 2 : 1;
+    std::int64_t best = least, fewest = 0;
+    for (std::int64_t residue = least; residue < least + 8; ++residue) {
+      std::int64_t turns = 0;
+      for (std::int64_t first = 0; first < 32; first += 8) {  // lanes that store at a time
+        std::int64_t vectors[8] = {};
+        for (std::int64_t lane = first; lane < first + 8; ++lane)
+          ++vectors[(lane * step % p_.stride_w * residue + lane * step / p_.stride_w) % 8];
+        turns += *std::max_element(vectors, vectors + 8);
+      }
+      if (fewest == 0 || turns < fewest) fewest = turns, best = residue;
+    }
+    return best;
+  }
+
+  // The tile with which the busiest multiprocessor takes least: its blocks share it.
   bool cut() {
     GroupsJob& job = plan_.job;
-    const std::int64_t sums = std::int64_t(kGroupsWarps) * 16 * 32 * 16;  // of all warps, which lie where the patch lay
-    const std::int64_t most =
-        std::min(bounds_.shared.of_block, bounds_.shared.of_multiprocessor / bounds_.blocks - kReservedBytes);
-    std::int64_t best = 0, best_h = 0, best_segments = 0;
+    const std::int64_t together = weight_ ? kGroupsWarps / job.sets : kGroupsWarps * kSegmentBlocks / plan_.channel_blocks;
+    const std::int64_t product = kGroupsProduct * job.taps * (size_ == 4 ? 2 : 1) * plan_.channel_blocks;
+    const std::int64_t most_segments = std::min(ceil_div(p_.in_w, std::int64_t(kSegment)), kMostGroupsSegments);
+    std::int64_t best = 0;
     for (std::int64_t tile_h = 1; tile_h <= std::min(p_.in_h, kMostGroupsRows); ++tile_h) {
-      for (std::int64_t segments = 1; segments <= std::min(ceil_div(p_.in_w, std::int64_t(kSegment)), kMostGroupsSegments);
-           ++segments) {
+      for (std::int64_t segments = 1; segments <= most_segments; ++segments) {
         const Patch patch = patch_of(tile_h, segments);
-        if (job.weight_bytes + (weight_ ? std::max(patch.bytes, sums) : patch.bytes) > most) break;
-        const std::int64_t together = weight_ ? kGroupsWarps / job.sets : kGroupsWarps * kSegmentsOfWarp;
-        const std::int64_t turns = ceil_div(tile_h * segments, together) * together;
-        const std::int64_t products = turns * job.taps * (size_ == 4 ? 2 : 1) * plan_.channel_blocks;
-        const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment);
-        const std::int64_t cycles = tiles * (patch.reads * kGroupsRead / 32 + products * kGroupsProduct + kGroupsTileCycles);
+        if (shared_bytes(patch) > bounds_.shared) break;
+        const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment) * p_.in_d * p_.batch;
+        const std::int64_t turns = ceil_div(tiles * p_.groups, bounds_.multiprocessors * kGroupsBlocks) * kGroupsBlocks;
+        const std::int64_t load = patch.loads * kGroupsLoad;
+        const std::int64_t products = ceil_div(tile_h * segments, together) * together * product;
+        const std::int64_t cycles = turns * (load + products + kGroupsTileCycles);
         if (best > 0 && cycles >= best) continue;
-        best = cycles, best_h = tile_h, best_segments = segments;
+        best = cycles, job.tile_h = std::int32_t(tile_h), job.segments = make_divisor(segments);
       }
     }
     if (best == 0) return false;
-    const Patch patch = patch_of(best_h, best_segments);
-    plan_.shared_bytes = int(job.weight_bytes + (weight_ ? std::max(patch.bytes, sums) : patch.bytes));
-    job.tile_h = std::int32_t(best_h), job.segments = std::int32_t(best_segments);
+    const Patch patch = patch_of(job.tile_h, job.segments.value);
+    plan_.loads = patch.loads, plan_.shared_bytes = int(shared_bytes(patch));
+    job.table_bytes = std::int32_t(patch.lines * std::int64_t(sizeof(GroupsLine)));
     lay_out(patch);
     return true;
+  }
+  // The lines, and w and the patch, or the sums of all warps, which lie there in the end.
+  std::int64_t shared_bytes(const Patch& patch) const {
+    const std::int64_t sums = weight_ ? std::int64_t(kGroupsWarps) * 8 * 32 * 16 : 0;
+    return patch.lines * std::int64_t(sizeof(GroupsLine)) + std::max(plan_.job.weight_bytes + patch.bytes, sums);
   }
 
   void lay_out(const Patch& patch) {
     GroupsJob& job = plan_.job;
     job.tiles_h = make_divisor(ceil_div(p_.in_h, std::int64_t(job.tile_h)));
-    job.tiles_w = make_divisor(ceil_div(p_.in_w, std::int64_t(job.segments * kSegment)));
+    job.tiles_w = make_divisor(ceil_div(p_.in_w, std::int64_t(job.segments.value) * kSegment));
     job.plane_rows = make_divisor(patch.h.count), job.patch_rows = make_divisor(patch.d.count * patch.h.count);
     job.row_step = std::int32_t(patch.h.step), job.row_advance = std::int32_t(patch.h.advance * patch.row);
-    job.row_reads = make_divisor(patch.columns / (job.reads == GroupsReads::kPairs ? 2 : 1));
+    job.row_reads = std::int32_t(patch.reads), job.row_warps = make_divisor(patch.warps);
     job.residue_vectors = std::int32_t(patch.residue), job.row_vectors = std::int32_t(patch.row);
     job.vector_stride = std::int32_t(patch.vector);
     std::int32_t number = 0;
@@ -182,17 +204,21 @@ class GroupsPlanner {
   // Blocks and what they store.
   bool deal() {
     GroupsJob& job = plan_.job;
-    const std::int64_t of_sample = p_.in_d * job.tiles_h.value * job.tiles_w.value;
-    const std::int64_t tiles = of_sample * p_.batch;
-    if (tiles * p_.groups >= kMostGroupsCount) return false;
-    job.tiles = std::int32_t(tiles), plan_.blocks = unsigned(tiles * p_.groups);
-    if (!weight_) return true;
+    const std::int64_t of_group = p_.in_d * job.tiles_h.value * job.tiles_w.value * p_.batch, all = of_group * p_.groups;
+    if (all >= kMostGroupsCount) return false;
+    if (!weight_) {
+      std::int64_t parts = std::min(all, bounds_.multiprocessors * kGroupsBlocks);
+      if (job.groups_first && parts > p_.groups) parts -= parts % p_.groups;  // each keeps its group, and the weights of it
+      job.tiles = std::int32_t(all), job.parts = std::int32_t(parts);
+      plan_.blocks = unsigned(job.parts);
+      return true;
+    }
     const std::int64_t outputs = job.taps * std::int64_t(plan_.channel_blocks), part = p_.groups * outputs * 32 * 16;
-    std::int64_t parts = std::max<std::int64_t>(1, std::int64_t(bounds_.multiprocessors) * bounds_.blocks / p_.groups);
-    parts = std::min({parts, tiles, bounds_.workspace_cap / part});
+    const std::int64_t wanted = std::max<std::int64_t>(1, bounds_.multiprocessors * kGroupsBlocks / p_.groups);
+    const std::int64_t parts = std::min({wanted, of_group, bounds_.workspace_cap / part});
     if (parts < 1) return false;
-    parts = ceil_div(tiles, ceil_div(tiles, parts));  // none has less to do than it must
-    job.parts = std::int32_t(parts), plan_.blocks = unsigned(parts * p_.groups), plan_.workspace_bytes = parts * part;
+    job.tiles = std::int32_t(of_group), job.parts = std::int32_t(parts);
+    plan_.blocks = unsigned(parts * p_.groups), plan_.workspace_bytes = parts * part;
     plan_.sum_blocks = unsigned(p_.groups * outputs);
     return p_.groups * outputs < kMostGroupsCount;
   }

@@ -13,7 +13,7 @@ struct GroupsPlan {
   int channel_blocks = 0;  // of eight input channels
   unsigned blocks = 0, sum_blocks = 0;
   int shared_bytes = 0;
-  std::int64_t workspace_bytes = 0;
+  std::int64_t workspace_bytes = 0, loads = 0;  // loads: of the warps of a block, of a tile
 };
 
 }  // namespace upfold::cuda

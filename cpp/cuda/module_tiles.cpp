@@ -81,10 +81,9 @@ void bind_tiles(py::module_& m) {
   m.def("fused_maps_tiles", &fused_maps_tiles);
   m.def("fused_maps_fits", &fused_maps_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedMapsCall>(m, "FusedMapsCall", &fused_maps_work);
-  m.def("fused_groups_tiles", &fused_groups_tiles);
   py::class_<FusedGroupsCall>(m, "FusedGroupsCall", py::module_local())
-      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
-           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def(py::init<int, const Problem&, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("alignment"), py::arg("workspace_cap"))
       .def_property_readonly("workspace_bytes", &FusedGroupsCall::workspace_bytes)
       .def_property_readonly("work", &fused_groups_work)
       .def("enqueue", &enqueue<FusedGroupsCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),

@@ -188,8 +188,8 @@ class Fused:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
-    if config >= fused_groups.FIRST:
-        return fused_groups.call(problem, config, device)
+    if config == fused_groups.CONFIG:
+        return fused_groups.call(problem, device)
     if config >= fused_heads.FIRST:
         return fused_heads.call(problem, config, device)
     if config >= fused_maps.FIRST:

@@ -62,8 +62,8 @@ def _widths(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """The planned call of a tile."""
-    if config >= fused_groups.FIRST:
-        return fused_groups.call(problem, config, device)
+    if config == fused_groups.CONFIG:
+        return fused_groups.call(problem, device)
     if config >= fused_weight_last.FIRST:
         return fused_weight_last.call(problem, config, device)
     return cuda.module().FusedWeightCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
