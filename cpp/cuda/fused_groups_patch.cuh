@@ -111,24 +111,27 @@ struct GroupsPatch {
   // Warps that share a row keep to their columns, and take a row and every `step`th one behind it.
   template <GroupsReads kReads, bool kWhole>
   __device__ __forceinline__ void bring() const {
-    const std::int32_t count = Tile::kVectors * std::int32_t(job.patch_rows.value);
+    // Vectors of a position lie side by side, and are read by neighbouring lanes; else each has lines of its own.
+    constexpr std::int32_t kSide = kReads == GroupsReads::kVectors ? Tile::kVectors : 1;
+    const std::int32_t count = Tile::kVectors / kSide * std::int32_t(job.patch_rows.value);
     std::uint32_t rest = std::uint32_t(own_warp());
     const std::int32_t warp = std::int32_t(take(job.row_warps, rest)), own = std::int32_t(rest);
     const std::int32_t step = kGroupsWarps / std::int32_t(job.row_warps.value), lane = std::int32_t(threadIdx.x) % 32;
     if (own >= step) return;
 #pragma unroll 1
     for (std::int32_t read = 32 * warp; read < job.row_reads; read += 32 * std::int32_t(job.row_warps.value)) {
-      const std::int32_t column = (read + lane) * (kReads == GroupsReads::kPairs ? 2 : 1);
+      const std::int32_t column = (read + lane) / kSide * (kReads == GroupsReads::kPairs ? 2 : 1), side = (read + lane) % kSide;
       const bool stored = read + lane < job.row_reads, live = stored && std::uint32_t(ow + column) < std::uint32_t(job.w.out);
-      const Value* const from = first + std::int64_t(column) * job.y_w;
-      const std::int32_t places[2] = {position_of(column), position_of(column + 1)};
+      const Value* const from = first + (std::int64_t(column) * job.y_w + side * kEach);
+      const std::int32_t places[2] = {side * job.vector_stride + position_of(column), position_of(column + 1)};
+      const bool whole = side * kEach < job.oc;
 #pragma unroll 1
       for (std::int32_t line = own; line < count; line += kTogether * step) {
         Read reads[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           const std::int32_t at = line + i * step;
-          begin<kReads, kWhole>(reads[i], lines[at < count ? at : line], from, live);
+          begin<kReads, kWhole>(reads[i], lines[at < count ? at : line], from, live && whole);
         }
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)

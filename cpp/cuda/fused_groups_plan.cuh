@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::int64_t kMostGroupsCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostGroupsRows = 64, kMostGroupsSegments = 16;  // of a tile
-// What orders tiles, in cycles of a multiprocessor: of a load of a warp, a product of a warp, and a tile.
-constexpr std::int64_t kGroupsLoad = 5, kGroupsProduct = 6, kGroupsTileCycles = 1500;
+// What orders tiles, in cycles of a multiprocessor: of a load of a warp, a sector of memory, a product of a warp, and a tile.
+constexpr std::int64_t kGroupsLoad = 3, kGroupsSector = 1, kGroupsProduct = 6, kGroupsTileCycles = 1500;
 
 struct GroupsBounds {
   std::int64_t shared;  // bytes of a block
@@ -111,7 +111,8 @@ class GroupsPlanner {
   // Sizes of the patch of a tile, in vectors, and its loads.
   struct Patch {
     Rows d, h;
-    std::int64_t columns, reads, warps, residue, row, vector, bytes, lines, loads;  // reads of a row, warps that share it
+    std::int64_t columns, reads, warps, residue, row, vector, bytes, lines, loads,
+        sectors;  // reads of a row, warps that share it
   };
   Patch patch_of(std::int64_t tile_h, std::int64_t segments) const {
     const Axis w = axis_w(p_);
@@ -120,15 +121,19 @@ class GroupsPlanner {
     const bool pairs = plan_.job.reads == GroupsReads::kPairs;
     patch.columns = plan_.job.lead + (segments * kSegment - 1) * w.stride + (w.kernel - 1) * w.dilation + 1;
     patch.columns += pairs ? patch.columns % 2 : 0;
-    patch.reads = pairs ? patch.columns / 2 : patch.columns;
+    const std::int64_t side = plan_.job.reads == GroupsReads::kVectors ? kGroupsChannels * size_ / 16 : 1;
+    patch.reads = pairs ? patch.columns / 2 : patch.columns * side;
     patch.warps = std::min<std::int64_t>(kGroupsWarps, ceil_div(patch.reads, std::int64_t(32)));
     patch.residue = residue_of(ceil_div(patch.columns, w.stride)), patch.row = patch.residue * w.stride;
     const std::int64_t rows = patch.d.count * patch.h.count, vectors = rows * patch.row;
     patch.vector = vectors + (12 - vectors % 8) % 8;  // four words of float32 from vector to vector meet in no bank
     patch.bytes = kGroupsChannels * size_ * patch.vector;
     patch.lines = kGroupsChannels * size_ / 16 * rows;
-    const std::int64_t each = plan_.job.reads == GroupsReads::kVectors ? 1 : 16 / size_, together = kGroupsWarps / patch.warps;
-    patch.loads = each * ceil_div(patch.lines, together) * ceil_div(patch.reads, 32 * patch.warps) * kGroupsWarps;
+    const std::int64_t each = side > 1 ? 1 : 16 / size_, together = kGroupsWarps / patch.warps;
+    patch.loads = each * ceil_div(patch.lines / side, together) * ceil_div(patch.reads, 32 * patch.warps) * kGroupsWarps;
+    // Whole sectors of 32 bytes: of vectors, of each position; else of each row, on average one more.
+    const std::int64_t of_vectors = patch.columns * std::max<std::int64_t>(32, plan_.job.oc * size_);
+    patch.sectors = rows * (side > 1 ? of_vectors : plan_.job.oc * (patch.columns * size_ + 32)) / 32;
     return patch;
   }
 
@@ -149,7 +154,7 @@ class GroupsPlanner {
     return best;
   }
 
-  // The tile with which the busiest multiprocessor takes least: its blocks share it.
+  // The tile with which all take least; where there are fewer than blocks, the others have nothing to do.
   bool cut() {
     GroupsJob& job = plan_.job;
     const std::int64_t together = weight_ ? kGroupsWarps / job.sets : kGroupsWarps * kSegmentBlocks / plan_.channel_blocks;
@@ -161,10 +166,9 @@ class GroupsPlanner {
         const Patch patch = patch_of(tile_h, segments);
         if (shared_bytes(patch) > bounds_.shared) break;
         const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment) * p_.in_d * p_.batch;
-        const std::int64_t turns = ceil_div(tiles * p_.groups, bounds_.multiprocessors * kGroupsBlocks) * kGroupsBlocks;
-        const std::int64_t load = patch.loads * kGroupsLoad;
         const std::int64_t products = ceil_div(tile_h * segments, together) * together * product;
-        const std::int64_t cycles = turns * (load + products + kGroupsTileCycles);
+        const std::int64_t tile = patch.loads * kGroupsLoad + patch.sectors * kGroupsSector + products + kGroupsTileCycles;
+        const std::int64_t cycles = std::max(tiles * p_.groups, bounds_.multiprocessors * kGroupsBlocks) * tile;
         if (best > 0 && cycles >= best) continue;
         best = cycles, job.tile_h = std::int32_t(tile_h), job.segments = make_divisor(segments);
       }

@@ -26,8 +26,8 @@ class _Rates(NamedTuple):
 
 # By operator, of float32 rounded to TF32 and of 16-bit values.
 _RATES = {
-    Operator.CONV: (_Rates(4.0, 5.0, 6.0, 600.0, 0.25), _Rates(4.0, 5.0, 6.0, 600.0, 0.25)),
-    Operator.CONV_TRANSPOSE_WEIGHT: (_Rates(7.0, 5.0, 6.0, 600.0, 0.25), _Rates(7.0, 5.0, 6.0, 600.0, 0.25)),
+    Operator.CONV: (_Rates(4.0, 6.0, 7.0, 2240.0, 0.25), _Rates(4.0, 6.0, 7.0, 760.0, 0.25)),
+    Operator.CONV_TRANSPOSE_WEIGHT: (_Rates(7.0, 6.0, 10.0, 1600.0, 0.25), _Rates(7.0, 6.0, 10.0, 800.0, 0.25)),
 }
 
 
