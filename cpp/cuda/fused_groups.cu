@@ -22,9 +22,7 @@ GroupsPlan plan_groups(int device, const Problem& p, std::int64_t alignment, std
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   const SharedMemory shared = shared_memory(device);
-  constexpr std::int64_t kReserved = 1 << 10;  // bytes of each block, by the device
-  const std::int64_t most = std::min(shared.of_block, shared.of_multiprocessor / kGroupsBlocks - kReserved);
-  return GroupsPlanner(p, {most, count, alignment, workspace_cap}).plan();
+  return GroupsPlanner(p, {shared, count, alignment, workspace_cap}).plan();
 }
 
 }  // namespace
@@ -43,7 +41,7 @@ FusedGroupsWork FusedGroupsCall::work() const {
   if (plan_ == nullptr) return {};
   const GroupsJob& job = plan_->job;
   const std::int64_t size = element_bytes(problem_.dtype);
-  const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * (size == 4 ? 2 : 1);
+  const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * (plan_->channels * size / 32);
   const std::int64_t of = problem_.op == Operator::kConv ? 1 : problem_.groups;
   return {job.tiles * of, plan_->blocks, plan_->loads, products, plan_->channel_blocks};
 }

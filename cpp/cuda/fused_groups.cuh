@@ -1,4 +1,5 @@
-// The fused gradients of layers with few channels in a group: at most 16 input and 16 output channels, by products of warps
+// The fused gradients of layers with few channels in a group: at most 16 input and 16 output channels, 32 for the gradient of the
+// input, by products of warps
 // (16-bit types, and float32 as TF32; compute capability 8.0 and newer).
 //
 // Both read y around a tile of inputs: the rows and columns that its taps reach (the patch) lie in shared memory as *vectors*, 16
@@ -6,7 +7,8 @@
 // positions that one tap reaches from neighbouring inputs follow one another, and a tap is a distance:
 //   patch    [vector of channels][row][residue][position][16 bytes]
 // A *segment* is 16 neighbouring inputs of a row.
-//   input    x[16 inputs][8 or 16 channels] += y[16 inputs][16 channels] * w, a product for each tap; fragments of w lie ahead
+//   input    x[16 inputs][8, 16 or 32 channels] += y[16 inputs][16 or 32 channels] * w, a product for each tap; fragments of w
+//   lie ahead
 //            of the patch. The rows of a product are inputs in an order in which a lane gets two neighbours.
 //   weight   w[16 output channels][8 or 16 input channels] += y * x over the inputs of a segment, for each tap; the columns are
 //            read turned, and x as fragments from where it lies. Warps take segments, and sets of taps where there are many; the
@@ -19,21 +21,20 @@
 
 namespace upfold::cuda {
 
-constexpr int kGroupsChannels = 16;  // output channels of a product
 constexpr int kSegment = 16;
 constexpr int kGroupsWarps = 8, kGroupsThreads = 32 * kGroupsWarps;
-constexpr int kGroupsBlocks = 3;  // of a multiprocessor
 constexpr int kMostGroupsTaps = 128;
-constexpr int kSegmentBlocks = 4;  // segments times blocks of channels that the gradient of the input multiplies together
-
-// kBlocks: of eight input channels.
-template <typename Value_, int kBlocks_>
+// kBlocks: of eight input channels; kRows: of 16 output channels.
+template <typename Value_, int kBlocks_, int kRows_>
 struct GroupsTile {
   using Value = Value_;
-  static constexpr int kBlocks = kBlocks_;
-  static constexpr int kSize = int(sizeof(Value)), kEach = 16 / kSize;             // channels of a vector
-  static constexpr int kVectors = kGroupsChannels / kEach, kSteps = kVectors / 2;  // steps: products of one tap
-  static constexpr int kSegments = kSegmentBlocks / kBlocks;
+  static constexpr int kBlocks = kBlocks_, kChannels = 16 * kRows_;
+  static constexpr int kSize = int(sizeof(Value)), kEach = 16 / kSize;       // channels of a vector
+  static constexpr int kVectors = kChannels / kEach, kSteps = kVectors / 2;  // steps: products of one tap
+  // Of a multiprocessor; segments of a warp that the gradient of the input multiplies together, and whether the operands of a
+  // product are read ahead of the one before.
+  static constexpr int kResident = kBlocks > 2 ? 2 : 3, kSegments = kBlocks == 2 ? 2 : 4;
+  static constexpr bool kAhead = kBlocks <= 2;
   static constexpr int kTaps = 8 / kBlocks;  // whose sums a warp holds
 };
 

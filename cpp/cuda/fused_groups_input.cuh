@@ -5,37 +5,33 @@
 
 namespace upfold::cuda {
 
-// Fragments of w: [tap][block of eight input channels][lane][words], channels 2 * (lane % 4), the next one, and both eight
-// further; of float32 lane % 4, four further, and both eight further.
+// Fragments of w: [tap][step][block of eight input channels][lane][2 words], channels 2 * (lane % 4), the next one, and both
+// eight further; of float32 lane % 4 and four further.
 template <typename Tile>
 struct GroupsWeight {
   using Value = typename Tile::Value;
-  static constexpr int kWords = 2 * Tile::kSteps, kEach = 4 / Tile::kSize;
-  struct alignas(4 * kWords) Fragment {
-    std::uint32_t words[kWords];
-  };
+  static constexpr int kEach = 4 / Tile::kSize;
 
-  static __device__ __forceinline__ void pack(const GroupsJob& job, const Value* w, std::int32_t group, Fragment* to) {
-    const std::int32_t count = job.taps * Tile::kBlocks * 32;
+  // By all threads of the block.
+  static __device__ __forceinline__ void pack(const GroupsJob& job, const Value* w, std::int32_t group, uint2* to) {
+    constexpr std::int32_t kOfTap = Tile::kSteps * Tile::kBlocks * 32;
 #pragma unroll 1
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < count; i += kGroupsThreads) {
-      const std::int32_t lane = i % 32, ic = i / 32 % Tile::kBlocks * 8 + lane / 4;
-      const Value* const from = w + std::int64_t(group * job.ic + ic) * job.w_ic + job.tap[i / (32 * Tile::kBlocks)].weight;
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.taps * kOfTap; i += kGroupsThreads) {
+      const std::int32_t lane = i % 32, ic = i / 32 % Tile::kBlocks * 8 + lane / 4,
+                         step = i / (32 * Tile::kBlocks) % Tile::kSteps;
+      const Value* const from = w + std::int64_t(group * job.ic + ic) * job.w_ic + job.tap[i / kOfTap].weight;
       union {
-        Value v[kWords][kEach];
-        Fragment fragment;
+        Value v[2][kEach];
+        uint2 words;
       } all;
 #pragma unroll
-      for (int j = 0; j < kWords * kEach; ++j) {
-        const std::int32_t oc = lane % 4 * kEach + j % kEach + j / kEach * 4 * kEach;
-        all.v[j / kEach][j % kEach] =
-            load_or_zero(ic < job.ic && oc < job.oc ? from + oc * job.w_oc : w, ic < job.ic && oc < job.oc);
+      for (int j = 0; j < 2 * kEach; ++j) {
+        const std::int32_t oc = step * 8 * kEach + lane % 4 * kEach + j % kEach + j / kEach * 4 * kEach;
+        const bool exists = ic < job.ic && oc < job.oc;
+        all.v[j / kEach][j % kEach] = load_or_zero(exists ? from + oc * job.w_oc : w, exists);
       }
-      if constexpr (Tile::kSize == 4) {
-#pragma unroll
-        for (std::uint32_t& word : all.fragment.words) word = near_tf32(word);
-      }
-      to[i] = all.fragment;
+      if constexpr (Tile::kSize == 4) all.words = {near_tf32(all.words.x), near_tf32(all.words.y)};
+      to[i] = all.words;
     }
   }
 };
@@ -43,17 +39,16 @@ struct GroupsWeight {
 template <typename Tile>
 struct GroupsInputs {
   using Value = typename Tile::Value;
-  using Fragment = typename GroupsWeight<Tile>::Fragment;
   using Sums = float[Tile::kSegments][Tile::kBlocks][4];
 
   const GroupsJob& job;
   const GroupsPlace& place;
   std::uint32_t patch;
-  const Fragment* weights;           // of the lane
+  const uint2* weights;              // of the lane
   Value* x;                          // first channel of the sample's group
   std::int32_t lane, rows, columns;  // rows and inputs of the tile that exist
 
-  __device__ __forceinline__ GroupsInputs(const GroupsJob& of, const GroupsPlace& at, std::uint32_t patch_, const Fragment* all,
+  __device__ __forceinline__ GroupsInputs(const GroupsJob& of, const GroupsPlace& at, std::uint32_t patch_, const uint2* all,
                                           Value* to)
       : job(of),
         place(at),
@@ -70,32 +65,25 @@ struct GroupsInputs {
     return 2 * row + ((row < 4) == (half == 0) ? 0 : 1);
   }
 
-  // What a tap multiplies; behind the last one that of tap 0, or nothing that is used.
+  // What a step of a tap multiplies; behind the last tap something of which nothing is used.
   struct Operands {
-    std::uint32_t a[Tile::kSteps][Tile::kSegments][4];
-    Fragment b[Tile::kBlocks];
+    std::uint32_t a[Tile::kSegments][4];
+    uint2 b[Tile::kBlocks];
   };
-  __device__ __forceinline__ void read(Operands& to, const std::uint32_t (&from)[Tile::kSegments], std::int32_t tap) const {
-    const std::uint32_t distance = std::uint32_t(job.tap[tap].patch);
-    const std::int32_t number = tap < job.taps ? tap : 0;
+  __device__ __forceinline__ void read(Operands& to, const std::uint32_t (&from)[Tile::kSegments], std::int32_t tap,
+                                       std::int32_t step) const {
+    const std::uint32_t distance = std::uint32_t(job.tap[tap].patch + step * 2 * job.vector_stride * 16);
+    const std::int32_t number = ((tap < job.taps ? tap : 0) * Tile::kSteps + step) * Tile::kBlocks;
 #pragma unroll
-    for (int n = 0; n < Tile::kBlocks; ++n) to.b[n] = weights[(number * Tile::kBlocks + n) * 32];
+    for (int n = 0; n < Tile::kBlocks; ++n) to.b[n] = weights[(number + n) * 32];
 #pragma unroll
-    for (int step = 0; step < Tile::kSteps; ++step) {
-#pragma unroll
-      for (int m = 0; m < Tile::kSegments; ++m)
-        load_matrices(to.a[step][m], from[m] + distance + std::uint32_t(step * 2 * job.vector_stride) * 16);
-    }
+    for (int m = 0; m < Tile::kSegments; ++m) load_matrices(to.a[m], from[m] + distance);
   }
   static __device__ __forceinline__ void add(Sums& sums, const Operands& of) {
 #pragma unroll
-    for (int step = 0; step < Tile::kSteps; ++step) {
+    for (int n = 0; n < Tile::kBlocks; ++n) {
 #pragma unroll
-      for (int n = 0; n < Tile::kBlocks; ++n) {
-#pragma unroll
-        for (int m = 0; m < Tile::kSegments; ++m)
-          TensorCore<Value>::add(sums[m][n], of.a[step][m], of.b[n].words[2 * step], of.b[n].words[2 * step + 1]);
-      }
+      for (int m = 0; m < Tile::kSegments; ++m) TensorCore<Value>::add(sums[m][n], of.a[m], of.b[n].x, of.b[n].y);
     }
   }
 
@@ -109,16 +97,20 @@ struct GroupsInputs {
       const std::int32_t at = std::int32_t(row) < job.tile_h ? std::int32_t(row) * job.row_advance + segment * kSegment : 0;
       from[m] = patch + std::uint32_t(at + own + vector) * 16;
     }
-    // The operands of a tap are read ahead of the products of the one before.
     Operands operands[2];
-    read(operands[0], from, 0);
+    if constexpr (Tile::kAhead) read(operands[0], from, 0, 0);
 #pragma unroll 1
     for (std::int32_t tap = 0; tap < job.taps; tap += 2) {
-      read(operands[1], from, tap + 1);
-      add(sums, operands[0]);
-      if (tap + 1 >= job.taps) break;
-      read(operands[0], from, tap + 2);
-      add(sums, operands[1]);
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kSteps; ++i) {
+        if constexpr (Tile::kAhead) {
+          read(operands[(i + 1) % 2], from, tap + (i + 1) / Tile::kSteps, (i + 1) % Tile::kSteps);
+          if (tap + i / Tile::kSteps < job.taps) add(sums, operands[i % 2]);
+        } else if (tap + i / Tile::kSteps < job.taps) {
+          read(operands[0], from, tap + i / Tile::kSteps, i % Tile::kSteps);
+          add(sums, operands[0]);
+        }
+      }
     }
   }
 
@@ -165,10 +157,9 @@ struct GroupsInputs {
 };
 
 template <typename Tile>
-__global__ void __launch_bounds__(kGroupsThreads, kGroupsBlocks)
+__global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
     fused_groups_input_kernel(const __grid_constant__ GroupsJob job, const typename Tile::Value* __restrict__ y,
                               const typename Tile::Value* __restrict__ w, typename Tile::Value* __restrict__ x) {
-  using Fragment = typename GroupsWeight<Tile>::Fragment;
   extern __shared__ uint4 memory[];
   GroupsLine* const lines = reinterpret_cast<GroupsLine*>(memory);
   unsigned char* const weights = reinterpret_cast<unsigned char*>(memory) + job.table_bytes;
@@ -180,11 +171,11 @@ __global__ void __launch_bounds__(kGroupsThreads, kGroupsBlocks)
   for (std::int32_t tile = range.first; tile < range.end; tile += range.step) {
     const GroupsPlace place = groups_place(job, tile, -1);
     __syncthreads();  // the lines are there, and nobody reads the patch of the tile before any more
-    if (packed != place.group) GroupsWeight<Tile>::pack(job, w, place.group, reinterpret_cast<Fragment*>(weights));
+    if (packed != place.group) GroupsWeight<Tile>::pack(job, w, place.group, reinterpret_cast<uint2*>(weights));
     packed = place.group;
     GroupsPatch<Tile, 128>(job, lines, y, place, patch).bring();
     __syncthreads();  // the weight and the patch are there
-    GroupsInputs<Tile>(job, place, shared_address(patch), reinterpret_cast<const Fragment*>(weights), x).work();
+    GroupsInputs<Tile>(job, place, shared_address(patch), reinterpret_cast<const uint2*>(weights), x).work();
   }
 }
 

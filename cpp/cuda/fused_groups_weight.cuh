@@ -167,7 +167,7 @@ UPFOLD_DEVICE void add_warps(const GroupsJob& job, const float4* memory, float4*
 }
 
 template <typename Tile>
-__global__ void __launch_bounds__(kGroupsThreads, kGroupsBlocks)
+__global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
     fused_groups_weight_kernel(const __grid_constant__ GroupsJob job, const typename Tile::Value* __restrict__ x,
                                const typename Tile::Value* __restrict__ y, float4* __restrict__ partial) {
   extern __shared__ uint4 memory[];
