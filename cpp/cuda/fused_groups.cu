@@ -42,7 +42,7 @@ FusedGroupsWork FusedGroupsCall::work() const {
   const GroupsJob& job = plan_->job;
   const std::int64_t size = element_bytes(problem_.dtype);
   const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * (plan_->channels * size / 32);
-  const std::int64_t of = problem_.op == Operator::kConv ? 1 : problem_.groups;
+  const std::int64_t of = problem_.op == Operator::kConv ? 1 : problem_.groups * job.ic_tiles.value;
   return {job.tiles * of, plan_->blocks, plan_->loads, products, plan_->channel_blocks};
 }
 
@@ -50,6 +50,8 @@ void FusedGroupsCall::run(const FusedOperands& operands, std::uintptr_t stream) 
   require(plan_ != nullptr, "these gradients of groups do not fit this problem");
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.y);
   require(address % std::uintptr_t(alignment_) == 0, "y begins at ", address, "; it was planned for a multiple of ", alignment_);
+  const std::uintptr_t other = reinterpret_cast<std::uintptr_t>(operands.x);
+  require(!plan_->x_in_vectors || other % 16 == 0, "x begins at ", other, "; it was planned for a multiple of 16");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   const bool of_weight = problem_.op == Operator::kConvTransposeWeight;

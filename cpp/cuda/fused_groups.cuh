@@ -1,5 +1,5 @@
-// The fused gradients of layers with few channels in a group: at most 16 input and 16 output channels, 32 for the gradient of the
-// input, by products of warps
+// The fused gradients of layers with few channels in a group: at most 32 input and 32 output channels, 64 input channels for the
+// gradient of the weight, by products of warps
 // (16-bit types, and float32 as TF32; compute capability 8.0 and newer).
 //
 // Both read y around a tile of inputs: the rows and columns that its taps reach (the patch) lie in shared memory as *vectors*, 16
@@ -10,9 +10,11 @@
 //   input    x[16 inputs][8, 16 or 32 channels] += y[16 inputs][16 or 32 channels] * w, a product for each tap; fragments of w
 //   lie ahead
 //            of the patch. The rows of a product are inputs in an order in which a lane gets two neighbours.
-//   weight   w[16 output channels][8 or 16 input channels] += y * x over the inputs of a segment, for each tap; the columns are
-//            read turned, and x as fragments from where it lies. Warps take segments, and sets of taps where there are many; the
-//            sums of a block's warps are added, and then those of all blocks, in fixed orders.
+//   weight   w[16 or 32 output channels][8, 16 or 32 input channels] += y * x over the inputs of a segment, for each tap; the
+//   columns are
+//            read turned, and x as fragments from where it lies, or of more than 16 channels from shared memory. Warps take
+//            segments, and sets of taps where there are many; the sums of a block's warps are added, and then those of all
+//            blocks, in fixed orders.
 // A block takes tiles that follow one another, each as a whole: a multiprocessor's other blocks multiply while one loads.
 #pragma once
 
@@ -35,7 +37,10 @@ struct GroupsTile {
   // product are read ahead of the one before.
   static constexpr int kResident = kBlocks > 2 ? 2 : 3, kSegments = kBlocks == 2 ? 2 : 4;
   static constexpr bool kAhead = kBlocks <= 2;
-  static constexpr int kTaps = 8 / kBlocks;  // whose sums a warp holds
+  // Of the gradient of the weight: taps whose sums a warp holds, and products of a segment.
+  static constexpr int kRows = kRows_, kTaps = kBlocks > 2 ? 2 : 8 / kBlocks, kProducts = kSize / 2;
+  static constexpr int kSums = kTaps * kRows * kBlocks;  // of 16 x 8
+  static constexpr bool kShared = kBlocks > 2;           // whether x comes into shared memory
 };
 
 // How y is read: two neighbouring columns of a channel at a time (16-bit types), one element, or a vector of channels.
@@ -81,6 +86,8 @@ struct GroupsJob {
   bool groups_first;                   // tiles are numbered by groups first: their channels lie side by side
   bool whole;                          // every vector of channels exists whole
   std::int32_t parts;                  // that the tiles are dealt to: blocks, or blocks of a group
+  Divisor ic_tiles;                    // of 32 input channels of a group, of the gradient of the weight
+  std::int32_t x_pitch, x_first;       // of x in shared memory: bytes from channel to channel, and ahead of it those of the patch
   std::int32_t sets;                   // of taps, of the gradient of the weight
   GroupsTap tap[kMostGroupsTaps + 2];  // and two of which nothing is stored
 };

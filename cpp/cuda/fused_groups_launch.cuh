@@ -14,11 +14,12 @@ namespace upfold::cuda {
                                                                                       const Value*, const Value*, float4*); \
   template __global__ void fused_groups_sum_kernel<GroupsTile<Value, __VA_ARGS__>>(const __grid_constant__ GroupsJob,       \
                                                                                    const float4*, Value*);
-#define UPFOLD_INSTANTIATE_GROUPS(Value)                                                     \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 1, 1)                                               \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 2, 1)                                               \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 4, 2) UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 1, 1) \
-      UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 2, 1)
+#define UPFOLD_INSTANTIATE_GROUPS(Value)                                                      \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 1, 1)                                                \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 2, 1)                                                \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 4, 2)                                                \
+  UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 1, 1) UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 2, 1) \
+      UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 4, 2)
 
 }  // namespace upfold::cuda
 
@@ -51,7 +52,8 @@ void run_groups(const Launch& launch, const GroupsPlan& plan, bool of_weight, co
   job.pairs = job.pairs && reinterpret_cast<std::uintptr_t>(operands.x) % (2 * sizeof(Value)) == 0;
   if (of_weight) {
     if (plan.channel_blocks == 1) return run_groups_weight<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
-    return run_groups_weight<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
+    if (plan.channel_blocks == 2) return run_groups_weight<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
+    return run_groups_weight<GroupsTile<Value, 4, 2>>(launch, plan, job, operands);
   }
   if (plan.channel_blocks == 1) return run_groups_input<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
   if (plan.channel_blocks == 2) return run_groups_input<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);

@@ -26,12 +26,12 @@ class GroupsPlanner {
   GroupsPlan plan() {
     const std::int64_t ic = in_channels_per_group(p_), oc = out_channels_per_group(p_), taps = kernel_taps(p_);
     const bool wide = ic > 16 || oc > 16;
-    if (ic > 32 || oc > 32 || (weight_ && wide) || taps > kMostGroupsTaps || !counts_fit()) return plan_;
+    if (ic > (weight_ ? 64 : 32) || oc > 32 || taps > kMostGroupsTaps || !counts_fit()) return plan_;
     plan_.channel_blocks = wide ? 4 : ic > 8 ? 2 : 1, plan_.channels = wide ? 32 : 16, plan_.resident = wide ? 2 : 3;
-    const std::int64_t sets = ceil_div(taps, std::int64_t(8 / plan_.channel_blocks));
-    if (weight_ && sets > kGroupsWarps) return plan_;
-    GroupsJob& job = plan_.job;
-    for (job.sets = 1; job.sets < sets;) job.sets *= 2;
+    const std::int64_t sets = ceil_div(taps, std::int64_t(wide ? 2 : 8 / plan_.channel_blocks));
+    if (weight_ && (sets > kGroupsWarps || (wide && !x_in_vectors()))) return plan_;
+    plan_.x_in_vectors = weight_ && wide, plan_.job.sets = std::int32_t(sets);
+    plan_.job.ic_tiles = make_divisor(weight_ ? ceil_div(ic, 8 * std::int64_t(plan_.channel_blocks)) : 1);
     describe();
     plan_.possible = cut() && deal();
     return plan_;
@@ -78,6 +78,12 @@ class GroupsPlanner {
     for (const std::int64_t stride : {p_.batch == 1 ? 0 : s.n, channels ? s.c : 0, s.d, s.h})
       if (stride % elements != 0) return false;
     return true;
+  }
+
+  // Rows of x are whole vectors of 16 bytes.
+  bool x_in_vectors() const {
+    const std::int64_t vector = 16 / size_;
+    return p_.x.w == 1 && p_.in_w % vector == 0 && divides(vector, p_.x, true) && bounds_.alignment % 16 == 0;
   }
 
   static GroupsAxis groups_axis(const Axis& a) {
@@ -158,7 +164,8 @@ class GroupsPlanner {
   // The tile with which all take least; where there are fewer than blocks, the others have nothing to do.
   bool cut() {
     GroupsJob& job = plan_.job;
-    const std::int64_t together = weight_ ? kGroupsWarps / job.sets : kGroupsWarps * (plan_.channel_blocks == 2 ? 2 : 4);
+    const std::int64_t together =
+        weight_ ? std::max(1, kGroupsWarps / job.sets) : kGroupsWarps * (plan_.channel_blocks == 2 ? 2 : 4);
     const std::int64_t product = kGroupsProduct * job.taps * (plan_.channels * size_ / 32) * plan_.channel_blocks;
     const std::int64_t most_segments = std::min(ceil_div(p_.in_w, std::int64_t(kSegment)), kMostGroupsSegments);
     constexpr std::int64_t kReserved = 1 << 10;  // bytes of each block, by the device
@@ -167,7 +174,7 @@ class GroupsPlanner {
     for (std::int64_t tile_h = 1; tile_h <= std::min(p_.in_h, kMostGroupsRows); ++tile_h) {
       for (std::int64_t segments = 1; segments <= most_segments; ++segments) {
         const Patch patch = patch_of(tile_h, segments);
-        if (shared_bytes(patch) > most) break;
+        if (shared_bytes(patch, tile_h, segments) > most) break;
         const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment) * p_.in_d * p_.batch;
         const std::int64_t products = ceil_div(tile_h * segments, together) * together * product;
         const std::int64_t tile = patch.loads * kGroupsLoad + patch.sectors * kGroupsSector + products + kGroupsTileCycles;
@@ -178,16 +185,21 @@ class GroupsPlanner {
     }
     if (best == 0) return false;
     const Patch patch = patch_of(job.tile_h, job.segments.value);
-    plan_.loads = patch.loads, plan_.shared_bytes = int(shared_bytes(patch));
+    plan_.loads = patch.loads, plan_.shared_bytes = int(shared_bytes(patch, job.tile_h, job.segments.value));
+    job.x_pitch = std::int32_t(x_pitch(job.segments.value)), job.x_first = std::int32_t(patch.bytes);
     job.table_bytes = std::int32_t(patch.lines * std::int64_t(sizeof(GroupsLine)));
     lay_out(patch);
     return true;
   }
-  // The lines, and w and the patch, or the sums of all warps, which lie there in the end.
-  std::int64_t shared_bytes(const Patch& patch) const {
-    const std::int64_t sums = weight_ ? std::int64_t(kGroupsWarps) * 8 * 32 * 16 : 0;
-    return patch.lines * std::int64_t(sizeof(GroupsLine)) + std::max(plan_.job.weight_bytes + patch.bytes, sums);
+  // The lines, and w and the patch or the patch and x, or the sums of all warps, which lie there in the end.
+  std::int64_t shared_bytes(const Patch& patch, std::int64_t tile_h, std::int64_t segments) const {
+    const std::int64_t wide = plan_.channel_blocks > 2 ? 2 : 1;  // sums of a warp: 8 for each of its products' rows
+    const std::int64_t sums = weight_ ? kGroupsWarps * 8 * wide * 32 * 16 : 0;
+    const std::int64_t x = weight_ && wide == 2 ? tile_h * 32 * x_pitch(segments) : 0;
+    return patch.lines * std::int64_t(sizeof(GroupsLine)) + std::max(plan_.job.weight_bytes + patch.bytes + x, sums);
   }
+  // Bytes from channel to channel of x: a vector more, so that neighbours meet in no bank.
+  std::int64_t x_pitch(std::int64_t segments) const { return segments * kSegment * size_ + 16; }
 
   void lay_out(const Patch& patch) {
     GroupsJob& job = plan_.job;
@@ -220,14 +232,15 @@ class GroupsPlanner {
       plan_.blocks = unsigned(job.parts);
       return true;
     }
-    const std::int64_t outputs = job.taps * std::int64_t(plan_.channel_blocks), part = p_.groups * outputs * 32 * 16;
-    const std::int64_t wanted = std::max<std::int64_t>(1, bounds_.multiprocessors * plan_.resident / p_.groups);
+    const std::int64_t outputs = job.taps * std::int64_t(plan_.channel_blocks) * (plan_.channels / 16);
+    const std::int64_t groups = p_.groups * job.ic_tiles.value, part = groups * outputs * 32 * 16;
+    const std::int64_t wanted = std::max<std::int64_t>(1, bounds_.multiprocessors * plan_.resident / groups);
     const std::int64_t parts = std::min({wanted, of_group, bounds_.workspace_cap / part});
     if (parts < 1) return false;
     job.tiles = std::int32_t(of_group), job.parts = std::int32_t(parts);
-    plan_.blocks = unsigned(parts * p_.groups), plan_.workspace_bytes = parts * part;
-    plan_.sum_blocks = unsigned(p_.groups * outputs);
-    return p_.groups * outputs < kMostGroupsCount;
+    plan_.blocks = unsigned(parts * groups), plan_.workspace_bytes = parts * part;
+    plan_.sum_blocks = unsigned(groups * outputs);
+    return groups * outputs < kMostGroupsCount;
   }
 };
 

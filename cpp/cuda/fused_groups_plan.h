@@ -9,6 +9,7 @@ namespace upfold::cuda {
 
 struct GroupsPlan {
   bool possible = false;
+  bool x_in_vectors = false;  // its address has to be a multiple of 16
   GroupsJob job = {};
   int channel_blocks = 0, channels = 0,
       resident = 0;  // blocks of eight input channels; output channels of a tile; blocks of a multiprocessor

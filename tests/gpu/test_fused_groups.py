@@ -80,6 +80,21 @@ LAYERS = {
 }
 
 
+# More channels: those of x in whole vectors, for the gradient of the weight, and up to 64 of them for that alone.
+WIDE = {
+    "32 channels": _layer((32, 32), (2, 9, 24), 3),
+    "width 72": _layer((32, 32), (2, 40, 72), 3, padding=1),
+    "20 to 9": _layer((20, 9), (3, 5, 40), 3, 2, 1, groups=2),
+    "9 to 20": _layer((9, 20), (3, 5, 16), (3, 5), (2, 3), (1, 2), (2, 1), groups=3),
+    "64 to 32": _layer((64, 32), (2, 7, 48), 2, 2),
+    "40 to 17": _layer((40, 17), (2, 5, 8), 4, 2, 1, groups=2),
+    "one row": _layer((64, 5), (2, 1, 16), 4, 2, 1),
+    "1-D": _layer((24, 24), (3, 80), 16, 8, 4),
+    "3-D": _layer((64, 32), (1, 3, 4, 16), 2, 2),
+    "many small maps, wide": _layer((32, 32), (300, 4, 8), 4, 2, 1),
+}
+
+
 @pytest.fixture(autouse=True)
 def tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -253,6 +268,24 @@ def test_results_repeat_bit_by_bit_under_load(name, operator, dtype, device):
 
 
 @DTYPES
+@OPERATORS
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_groups_are_exact_and_repeat(name, operator, dtype, device):
+    case = WIDE[name]
+    x, w, y = _operands(operator, case, dtype, device)
+    want, problem = _want(operator, case, x, w, y), _described(operator, case, x, w, y)
+    if operator is Operator.CONV and case.in_channels // case.groups > 32:
+        assert not _of_groups(problem, device)
+        return
+    for config in _tiles(problem, device):
+        first = _result(operator, case, x, w, y, config)
+        assert_exact(first, want, f"config {config}")
+        rough = [torch.randn_like(t) for t in (x, w, y)]
+        first = _result(operator, case, *rough, config)
+        assert torch.equal(_result(operator, case, *rough, config), first), f"config {config}"
+
+
+@DTYPES
 def test_a_small_cap_leaves_fewer_parts_or_no_tile(dtype, device):
     case, operator = LAYERS["many small maps"], Operator.CONV_TRANSPOSE_WEIGHT
     x, w, y = _operands(operator, case, dtype, device)
@@ -283,7 +316,7 @@ def test_an_empty_batch_is_left_to_others(operator, device):
 
 @DTYPES
 @OPERATORS
-@pytest.mark.parametrize("channels, kernel", [((17, 8), 3), ((8, 17), 3), ((3, 2), (3, 43)), ((4, 3), (11, 12))], ids=str)
+@pytest.mark.parametrize("channels, kernel", [((65, 8), 3), ((8, 33), 3), ((3, 2), (3, 43)), ((4, 3), (11, 12))], ids=str)
 def test_larger_groups_and_kernels_have_no_tile(channels, kernel, operator, dtype, device):
     case = _layer(channels, (2, 9, 60), kernel, 2, 1, groups=3)
     assert not _of_groups(_described(operator, case, *_operands(operator, case, dtype, device)), device)

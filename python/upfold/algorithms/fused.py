@@ -12,7 +12,18 @@ import torch
 
 from .. import native
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_beside, fused_columns, fused_groups, fused_heads, fused_input, fused_last, fused_maps, fused_units, fused_weight
+from . import (
+    cuda,
+    fused_beside,
+    fused_columns,
+    fused_groups,
+    fused_heads,
+    fused_input,
+    fused_last,
+    fused_maps,
+    fused_units,
+    fused_weight,
+)
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
 # Capability, times ten, of the first devices with asynchronous copies and products of bfloat16 and TF32, and of those with
