@@ -12,8 +12,8 @@ from . import cuda, fused_last
 from .base import Enqueue
 
 REFUSAL = (
-    "its gradient of the input wants at most 32 channels in a group, or compute capability 9.0, 8 input and 16 output ones (or 16 "
-    "and 3, where rows of the gradient are in order and aligned to 4 bytes), and taps and sizes that fit a tile"
+    "its gradient of the input wants at most 32 channels in a group, or compute capability 9.0, 8 input and 16 output ones (or "
+    "16 and 3, where rows of the gradient are in order and aligned to 4 bytes), and taps and sizes that fit a tile"
 )
 # The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
 MIRRORED = 100
