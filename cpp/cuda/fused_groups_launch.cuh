@@ -14,12 +14,12 @@ namespace upfold::cuda {
                                                                                       const Value*, const Value*, float4*); \
   template __global__ void fused_groups_sum_kernel<GroupsTile<Value, __VA_ARGS__>>(const __grid_constant__ GroupsJob,       \
                                                                                    const float4*, Value*);
-#define UPFOLD_INSTANTIATE_GROUPS(Value)                                                      \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 1, 1)                                                \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 2, 1)                                                \
-  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 4, 2)                                                \
-  UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 1, 1) UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 2, 1) \
-      UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 4, 2)
+#define UPFOLD_INSTANTIATE_GROUPS(Value)        \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 1, 1)  \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 2, 1)  \
+  UPFOLD_INSTANTIATE_GROUPS_INPUT(Value, 4, 2)  \
+  UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 1, 1) \
+  UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 2, 1) UPFOLD_INSTANTIATE_GROUPS_WEIGHT(Value, 4, 2)
 
 }  // namespace upfold::cuda
 
