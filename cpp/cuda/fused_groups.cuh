@@ -1,21 +1,18 @@
-// The fused gradients of layers with few channels in a group: at most 32 input and 32 output channels, 64 input channels for the
-// gradient of the weight, by products of warps
-// (16-bit types, and float32 as TF32; compute capability 8.0 and newer).
+// The fused gradients of layers with few channels in a group, by products of warps: at most 32 input and 32 output channels, or
+// 64 input channels for the gradient of the weight (16-bit types, and float32 as TF32; compute capability 8.0 and newer).
 //
 // Both read y around a tile of inputs: the rows and columns that its taps reach (the patch) lie in shared memory as *vectors*, 16
 // bytes of the channels of a position. The columns are parted by their residue modulo the stride of the width, so that the
 // positions that one tap reaches from neighbouring inputs follow one another, and a tap is a distance:
 //   patch    [vector of channels][row][residue][position][16 bytes]
-// A *segment* is 16 neighbouring inputs of a row.
-//   input    x[16 inputs][8, 16 or 32 channels] += y[16 inputs][16 or 32 channels] * w, a product for each tap; fragments of w
-//   lie ahead
-//            of the patch. The rows of a product are inputs in an order in which a lane gets two neighbours.
-//   weight   w[16 or 32 output channels][8, 16 or 32 input channels] += y * x over the inputs of a segment, for each tap; the
-//   columns are
-//            read turned, and x as fragments from where it lies, or of more than 16 channels from shared memory. Warps take
-//            segments, and sets of taps where there are many; the sums of a block's warps are added, and then those of all
-//            blocks, in fixed orders.
-// A block takes tiles that follow one another, each as a whole: a multiprocessor's other blocks multiply while one loads.
+// A *segment* is 16 neighbouring inputs of a row. One product:
+//   input    x[16 inputs][8 channels] += y[16 inputs][16 channels] * w, for each tap; fragments of w lie ahead of the patch. Its
+//            rows are inputs in an order in which a lane gets two neighbours.
+//   weight   w[16 output channels][8 input channels] += y * x over the inputs of a segment, for each tap. y is read turned, x
+//            where it lies, or of more than 16 channels from shared memory. Warps take segments, and sets of taps where there are
+//            many; the sums of a block's warps are added, and then those of all blocks, in fixed orders.
+// In float32 a product has half of these channels, or inputs. A block takes tiles in turn, each as a whole: a multiprocessor's
+// other blocks multiply while one loads.
 #pragma once
 
 #include "divide.cuh"
@@ -26,6 +23,7 @@ namespace upfold::cuda {
 constexpr int kSegment = 16;
 constexpr int kGroupsWarps = 8, kGroupsThreads = 32 * kGroupsWarps;
 constexpr int kMostGroupsTaps = 128;
+
 // kBlocks: of eight input channels; kRows: of 16 output channels.
 template <typename Value_, int kBlocks_, int kRows_>
 struct GroupsTile {
@@ -33,8 +31,8 @@ struct GroupsTile {
   static constexpr int kBlocks = kBlocks_, kChannels = 16 * kRows_;
   static constexpr int kSize = int(sizeof(Value)), kEach = 16 / kSize;       // channels of a vector
   static constexpr int kVectors = kChannels / kEach, kSteps = kVectors / 2;  // steps: products of one tap
-  // Of a multiprocessor; segments of a warp that the gradient of the input multiplies together, and whether the operands of a
-  // product are read ahead of the one before.
+  // Blocks of a multiprocessor; segments that a warp multiplies together for the gradient of the input, and whether the operands
+  // of a step are read ahead of the products of the one before.
   static constexpr int kResident = kBlocks > 2 ? 2 : 3, kSegments = kBlocks == 2 ? 2 : 4;
   static constexpr bool kAhead = kBlocks <= 2;
   // Of the gradient of the weight: taps whose sums a warp holds, and products of a segment.
@@ -78,7 +76,7 @@ struct GroupsJob {
   Divisor stride_w;
   std::int32_t lead, residue_vectors;
   std::int32_t row_vectors, vector_stride;  // from row to row, from vector to vector, in vectors
-  std::int32_t table_bytes;                 // of the lines, ahead of what follows
+  std::int32_t table_bytes;                 // of the lines, ahead of the rest of shared memory
   std::int32_t weight_bytes;                // of fragments of w, ahead of the patch
   bool pairs;                               // x of two neighbouring inputs is one aligned word, and both exist
   std::int64_t x_n, y_n;

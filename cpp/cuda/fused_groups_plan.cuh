@@ -115,11 +115,11 @@ class GroupsPlanner {
     job.weight_bytes = weight_ ? 0 : std::int32_t(job.taps * 32 * words);
   }
 
-  // Sizes of the patch of a tile, in vectors, and its loads.
+  // The patch of a tile: reads of a row, and warps that share it; its sizes in vectors, the lines of all vectors, the loads of
+  // all warps and the sectors of memory behind them.
   struct Patch {
     Rows d, h;
-    std::int64_t columns, reads, warps, residue, row, vector, bytes, lines, loads,
-        sectors;  // reads of a row, warps that share it
+    std::int64_t columns, reads, warps, residue, row, vector, bytes, lines, loads, sectors;
   };
   Patch patch_of(std::int64_t tile_h, std::int64_t segments) const {
     const Axis w = axis_w(p_);
@@ -161,7 +161,7 @@ class GroupsPlanner {
     return best;
   }
 
-  // The tile with which all take least; where there are fewer than blocks, the others have nothing to do.
+  // The tile with which the device takes least; blocks beyond the number of tiles have nothing to do.
   bool cut() {
     GroupsJob& job = plan_.job;
     const std::int64_t together =

@@ -40,6 +40,9 @@ _RATES = {
     (Operator.CONV_TRANSPOSE_WEIGHT, True, True): _Rates(7.0, 7.3, 57.0, 3.9, 0.0, 0.25),
 }
 _BLOCKS_OF_EIGHT = 2  # channel blocks of the tiles of 16 channels
+# Microseconds of one turn in which a block's threads lay out fragments of the weight, ahead of the gradient of the input: what
+# decides small layers (FCN's kernel 4 on 16 x 16 in TF32).
+_PACK, _PACK_THREADS = 0.3, 256
 
 
 def call(problem: Problem, device: int) -> Any:
@@ -61,4 +64,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     tile = loads * load + products * channel_blocks * rates.product + rates.tile
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     busy = -(-tiles // blocks) * -(-blocks // multiprocessors) * tile / cuda.CYCLES
+    if problem.operator is Operator.CONV:
+        steps = DTYPE_BYTES[problem.dtype] // 2 * (1 if channel_blocks <= _BLOCKS_OF_EIGHT else 2)
+        busy += _PACK * -(-problem.taps * steps * channel_blocks * 32 // _PACK_THREADS)
     return {CONFIG: rates.call + max(busy, 1e-6 * problem.bytes * rates.memory)}
