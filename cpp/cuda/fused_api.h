@@ -107,14 +107,15 @@ class FusedHeadsCall {
 };
 
 struct GroupsPlan;
-// What they launch: tiles, blocks; loads that a tile takes of y, products of eight input channels for all taps of it, and
-// blocks of eight input channels.
+// What the call launches: tiles, blocks; of a tile the loads of y and the products of eight input channels; turns in which a
+// block lays out its weight; output channels of a product's tile.
 struct FusedGroupsWork {
-  std::int64_t tiles, blocks, loads, products, channel_blocks;
+  std::int64_t tiles, blocks, loads, products, packs, channels;
 };
 // The gradient of the input or of the weight of layers with few channels in a group (kConv, kConvTransposeWeight of float16,
-// bfloat16, or float32 rounded to TF32; at most 16 input and 16 output channels in a group, on compute capability 8.0 and newer).
-// Planned once, then the same for any operands and by any thread.
+// bfloat16, or float32 rounded to TF32, on compute capability 8.0 and newer): at most 32, and 64 input channels for the weight's,
+// which wants x in rows of whole vectors where there are more than 16. Planned once, then the same for any operands and by any
+// thread.
 class FusedGroupsCall {
  public:
   // `alignment` bytes, at most 16, divide the address of y; the partial sums stay below the cap.

@@ -41,9 +41,11 @@ FusedGroupsWork FusedGroupsCall::work() const {
   if (plan_ == nullptr) return {};
   const GroupsJob& job = plan_->job;
   const std::int64_t size = element_bytes(problem_.dtype);
-  const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * (plan_->channels * size / 32);
+  const std::int64_t steps = plan_->tile.channels * size / 32;
+  const std::int64_t products = std::int64_t(job.tile_h) * job.segments.value * job.taps * steps * plan_->tile.blocks;
   const std::int64_t of = problem_.op == Operator::kConv ? 1 : problem_.groups * job.ic_tiles.value;
-  return {job.tiles * of, plan_->blocks, plan_->loads, products, plan_->channel_blocks};
+  const std::int64_t packs = ceil_div(job.weight_bytes, std::int64_t(kGroupsThreads * sizeof(uint2)));
+  return {job.tiles * of, plan_->blocks, plan_->loads, products, packs, plan_->tile.channels};
 }
 
 void FusedGroupsCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

@@ -51,12 +51,12 @@ void run_groups(const Launch& launch, const GroupsPlan& plan, bool of_weight, co
   GroupsJob job = plan.job;
   job.pairs = job.pairs && reinterpret_cast<std::uintptr_t>(operands.x) % (2 * sizeof(Value)) == 0;
   if (of_weight) {
-    if (plan.channel_blocks == 1) return run_groups_weight<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
-    if (plan.channel_blocks == 2) return run_groups_weight<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
+    if (plan.tile.blocks == 1) return run_groups_weight<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
+    if (plan.tile.blocks == 2) return run_groups_weight<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
     return run_groups_weight<GroupsTile<Value, 4, 2>>(launch, plan, job, operands);
   }
-  if (plan.channel_blocks == 1) return run_groups_input<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
-  if (plan.channel_blocks == 2) return run_groups_input<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
+  if (plan.tile.blocks == 1) return run_groups_input<GroupsTile<Value, 1, 1>>(launch, plan, job, operands);
+  if (plan.tile.blocks == 2) return run_groups_input<GroupsTile<Value, 2, 1>>(launch, plan, job, operands);
   run_groups_input<GroupsTile<Value, 4, 2>>(launch, plan, job, operands);
 }
 

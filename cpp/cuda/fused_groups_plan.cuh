@@ -27,11 +27,11 @@ class GroupsPlanner {
     const std::int64_t ic = in_channels_per_group(p_), oc = out_channels_per_group(p_), taps = kernel_taps(p_);
     const bool wide = ic > 16 || oc > 16;
     if (ic > (weight_ ? 64 : 32) || oc > 32 || taps > kMostGroupsTaps || !counts_fit()) return plan_;
-    plan_.channel_blocks = wide ? 4 : ic > 8 ? 2 : 1, plan_.channels = wide ? 32 : 16, plan_.resident = wide ? 2 : 3;
-    const std::int64_t sets = ceil_div(taps, std::int64_t(wide ? 2 : 8 / plan_.channel_blocks));
+    plan_.tile = wide ? groups_size_of<4, 2>() : ic > 8 ? groups_size_of<2, 1>() : groups_size_of<1, 1>();
+    const std::int64_t sets = ceil_div(taps, std::int64_t(plan_.tile.taps));
     if (weight_ && (sets > kGroupsWarps || (wide && !x_in_vectors()))) return plan_;
     plan_.x_in_vectors = weight_ && wide, plan_.job.sets = std::int32_t(sets);
-    plan_.job.ic_tiles = make_divisor(weight_ ? ceil_div(ic, 8 * std::int64_t(plan_.channel_blocks)) : 1);
+    plan_.job.ic_tiles = make_divisor(weight_ ? ceil_div(ic, std::int64_t(8) * plan_.tile.blocks) : 1);
     describe();
     plan_.possible = cut() && deal();
     return plan_;
@@ -110,8 +110,8 @@ class GroupsPlanner {
     } else if (size_ == 2 && p_.y.w == 1 && p_.out_w % 2 == 0 && divides(2, p_.y, true) && bounds_.alignment % 4 == 0) {
       job.reads = GroupsReads::kPairs, job.lead = std::int32_t(p_.pad_w % 2);
     }
-    job.groups_first = job.reads == GroupsReads::kVectors && !weight_, job.whole = job.oc == plan_.channels;
-    const std::int64_t words = plan_.channel_blocks * std::int64_t(plan_.channels) * size_ / 4;
+    job.groups_first = job.reads == GroupsReads::kVectors && !weight_, job.whole = job.oc == plan_.tile.channels;
+    const std::int64_t words = plan_.tile.blocks * std::int64_t(plan_.tile.channels) * size_ / 4;
     job.weight_bytes = weight_ ? 0 : std::int32_t(job.taps * 32 * words);
   }
 
@@ -128,14 +128,14 @@ class GroupsPlanner {
     const bool pairs = plan_.job.reads == GroupsReads::kPairs;
     patch.columns = plan_.job.lead + (segments * kSegment - 1) * w.stride + (w.kernel - 1) * w.dilation + 1;
     patch.columns += pairs ? patch.columns % 2 : 0;
-    const std::int64_t side = plan_.job.reads == GroupsReads::kVectors ? plan_.channels * size_ / 16 : 1;
+    const std::int64_t side = plan_.job.reads == GroupsReads::kVectors ? plan_.tile.channels * size_ / 16 : 1;
     patch.reads = pairs ? patch.columns / 2 : patch.columns * side;
     patch.warps = std::min<std::int64_t>(kGroupsWarps, ceil_div(patch.reads, std::int64_t(32)));
     patch.residue = residue_of(ceil_div(patch.columns, w.stride)), patch.row = patch.residue * w.stride;
     const std::int64_t rows = patch.d.count * patch.h.count, vectors = rows * patch.row;
     patch.vector = vectors + (12 - vectors % 8) % 8;  // four words of float32 from vector to vector meet in no bank
-    patch.bytes = plan_.channels * size_ * patch.vector;
-    patch.lines = plan_.channels * size_ / 16 * rows;
+    patch.bytes = plan_.tile.channels * size_ * patch.vector;
+    patch.lines = plan_.tile.channels * size_ / 16 * rows;
     const std::int64_t each = side > 1 ? 1 : 16 / size_, together = kGroupsWarps / patch.warps;
     patch.loads = each * ceil_div(patch.lines / side, together) * ceil_div(patch.reads, 32 * patch.warps) * kGroupsWarps;
     // Whole sectors of 32 bytes: of vectors, of each position; else of each row, on average one more.
@@ -164,12 +164,12 @@ class GroupsPlanner {
   // The tile with which the device takes least; blocks beyond the number of tiles have nothing to do.
   bool cut() {
     GroupsJob& job = plan_.job;
-    const std::int64_t together =
-        weight_ ? std::max(1, kGroupsWarps / job.sets) : kGroupsWarps * (plan_.channel_blocks == 2 ? 2 : 4);
-    const std::int64_t product = kGroupsProduct * job.taps * (plan_.channels * size_ / 32) * plan_.channel_blocks;
+    const std::int64_t together = weight_ ? std::max(1, kGroupsWarps / job.sets) : kGroupsWarps * plan_.tile.segments;
+    const std::int64_t product = kGroupsProduct * job.taps * (plan_.tile.channels * size_ / 32) * plan_.tile.blocks;
     const std::int64_t most_segments = std::min(ceil_div(p_.in_w, std::int64_t(kSegment)), kMostGroupsSegments);
     constexpr std::int64_t kReserved = 1 << 10;  // bytes of each block, by the device
-    const std::int64_t most = std::min(bounds_.shared.of_block, bounds_.shared.of_multiprocessor / plan_.resident - kReserved);
+    const std::int64_t most =
+        std::min(bounds_.shared.of_block, bounds_.shared.of_multiprocessor / plan_.tile.resident - kReserved);
     std::int64_t best = 0;
     for (std::int64_t tile_h = 1; tile_h <= std::min(p_.in_h, kMostGroupsRows); ++tile_h) {
       for (std::int64_t segments = 1; segments <= most_segments; ++segments) {
@@ -178,7 +178,7 @@ class GroupsPlanner {
         const std::int64_t tiles = ceil_div(p_.in_h, tile_h) * ceil_div(p_.in_w, segments * kSegment) * p_.in_d * p_.batch;
         const std::int64_t products = ceil_div(tile_h * segments, together) * together * product;
         const std::int64_t tile = patch.loads * kGroupsLoad + patch.sectors * kGroupsSector + products + kGroupsTileCycles;
-        const std::int64_t cycles = std::max(tiles * p_.groups, bounds_.multiprocessors * plan_.resident) * tile;
+        const std::int64_t cycles = std::max(tiles * p_.groups, bounds_.multiprocessors * plan_.tile.resident) * tile;
         if (best > 0 && cycles >= best) continue;
         best = cycles, job.tile_h = std::int32_t(tile_h), job.segments = make_divisor(segments);
       }
@@ -193,9 +193,8 @@ class GroupsPlanner {
   }
   // The lines, and w and the patch or the patch and x, or the sums of all warps, which lie there in the end.
   std::int64_t shared_bytes(const Patch& patch, std::int64_t tile_h, std::int64_t segments) const {
-    const std::int64_t wide = plan_.channel_blocks > 2 ? 2 : 1;  // sums of a warp: 8 for each of its products' rows
-    const std::int64_t sums = weight_ ? kGroupsWarps * 8 * wide * 32 * 16 : 0;
-    const std::int64_t x = weight_ && wide == 2 ? tile_h * 32 * x_pitch(segments) : 0;
+    const std::int64_t sums = weight_ ? std::int64_t(kGroupsWarps) * plan_.tile.sums * 32 * 16 : 0;
+    const std::int64_t x = plan_.x_in_vectors ? tile_h * 8 * plan_.tile.blocks * x_pitch(segments) : 0;
     return patch.lines * std::int64_t(sizeof(GroupsLine)) + std::max(plan_.job.weight_bytes + patch.bytes + x, sums);
   }
   // Bytes from channel to channel of x: a vector more, so that neighbours meet in no bank.
@@ -226,15 +225,15 @@ class GroupsPlanner {
     const std::int64_t of_group = p_.in_d * job.tiles_h.value * job.tiles_w.value * p_.batch, all = of_group * p_.groups;
     if (all >= kMostGroupsCount) return false;
     if (!weight_) {
-      std::int64_t parts = std::min(all, bounds_.multiprocessors * plan_.resident);
+      std::int64_t parts = std::min(all, bounds_.multiprocessors * plan_.tile.resident);
       if (job.groups_first && parts > p_.groups) parts -= parts % p_.groups;  // each keeps its group, and the weights of it
       job.tiles = std::int32_t(all), job.parts = std::int32_t(parts);
       plan_.blocks = unsigned(job.parts);
       return true;
     }
-    const std::int64_t outputs = job.taps * std::int64_t(plan_.channel_blocks) * (plan_.channels / 16);
+    const std::int64_t outputs = job.taps * std::int64_t(plan_.tile.blocks) * (plan_.tile.channels / 16);
     const std::int64_t groups = p_.groups * job.ic_tiles.value, part = groups * outputs * 32 * 16;
-    const std::int64_t wanted = std::max<std::int64_t>(1, bounds_.multiprocessors * plan_.resident / groups);
+    const std::int64_t wanted = std::max<std::int64_t>(1, bounds_.multiprocessors * plan_.tile.resident / groups);
     const std::int64_t parts = std::min({wanted, of_group, bounds_.workspace_cap / part});
     if (parts < 1) return false;
     job.tiles = std::int32_t(of_group), job.parts = std::int32_t(parts);

@@ -11,8 +11,7 @@ struct GroupsPlan {
   bool possible = false;
   bool x_in_vectors = false;  // its address has to be a multiple of 16
   GroupsJob job = {};
-  int channel_blocks = 0, channels = 0,
-      resident = 0;  // blocks of eight input channels; output channels of a tile; blocks of a multiprocessor
+  GroupsTileSize tile = {};
   unsigned blocks = 0, sum_blocks = 0;
   int shared_bytes = 0;
   std::int64_t workspace_bytes = 0, loads = 0;  // loads: of the warps of a block, of a tile

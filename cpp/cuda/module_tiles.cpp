@@ -55,10 +55,10 @@ void define_aligned(py::module_& m, const char* name, const Work& work) {
            py::arg("stream"), py::arg("packed") = 0);
 }
 
-// (tiles, blocks, loads and products of a tile, blocks of eight input channels)
+// (tiles, blocks, loads and products of a tile, turns that lay out the weight, output channels)
 py::tuple fused_groups_work(const FusedGroupsCall& call) {
   const FusedGroupsWork work = call.work();
-  return py::make_tuple(work.tiles, work.blocks, work.loads, work.products, work.channel_blocks);
+  return py::make_tuple(work.tiles, work.blocks, work.loads, work.products, work.packs, work.channels);
 }
 
 }  // namespace
