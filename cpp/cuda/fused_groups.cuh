@@ -45,11 +45,6 @@ struct GroupsTile {
 struct GroupsTileSize {
   int blocks, channels, resident, segments, taps, sums;
 };
-template <int kBlocks, int kRows>
-constexpr GroupsTileSize groups_size_of() {
-  using Tile = GroupsTile<float, kBlocks, kRows>;
-  return {Tile::kBlocks, Tile::kChannels, Tile::kResident, Tile::kSegments, Tile::kTaps, Tile::kSums};
-}
 
 // How y is read: two neighbouring columns of a channel at a time (16-bit types), one element, or a vector of channels.
 enum class GroupsReads : std::int32_t { kPairs, kElements, kVectors };

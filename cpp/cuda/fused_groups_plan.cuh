@@ -13,6 +13,12 @@ constexpr std::int64_t kMostGroupsRows = 64, kMostGroupsSegments = 16;  // of a 
 // What orders tiles, in cycles of a multiprocessor: of a load of a warp, a sector of memory, a product of a warp, and a tile.
 constexpr std::int64_t kGroupsLoad = 3, kGroupsSector = 1, kGroupsProduct = 6, kGroupsTileCycles = 1500;
 
+template <int kBlocks, int kRows>
+constexpr GroupsTileSize groups_size_of() {
+  using Tile = GroupsTile<float, kBlocks, kRows>;
+  return {Tile::kBlocks, Tile::kChannels, Tile::kResident, Tile::kSegments, Tile::kTaps, Tile::kSums};
+}
+
 struct GroupsBounds {
   SharedMemory shared;
   std::int64_t multiprocessors, alignment, workspace_cap;
