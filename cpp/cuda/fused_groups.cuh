@@ -41,11 +41,6 @@ struct GroupsTile {
   static constexpr bool kShared = kBlocks > 2;           // whether x comes into shared memory
 };
 
-// What the planner knows of a tile; its type does not matter.
-struct GroupsTileSize {
-  int blocks, channels, resident, segments, taps, sums;
-};
-
 // How y is read: two neighbouring columns of a channel at a time (16-bit types), one element, or a vector of channels.
 enum class GroupsReads : std::int32_t { kPairs, kElements, kVectors };
 

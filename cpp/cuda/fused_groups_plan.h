@@ -7,6 +7,11 @@
 
 namespace upfold::cuda {
 
+// What the planner knows of a tile; its type does not matter.
+struct GroupsTileSize {
+  int blocks, channels, resident, segments, taps, sums;
+};
+
 struct GroupsPlan {
   bool possible = false;
   bool x_in_vectors = false;  // its address has to be a multiple of 16
