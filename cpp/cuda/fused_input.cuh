@@ -37,6 +37,7 @@ struct InputJob {
   Divisor tile_n, tiles_n, channel_tiles, splits, groups;
   Divisor row_columns;  // runs of `grain` bytes in a row of the patch
   Divisor taps, kernel_h, kernel_w;
+  Divisor rows_h, rows_d;      // where rows of pixels are numbered over samples, the heights and depths that they count
   std::int32_t batch, ic, oc;  // channels of a group
   std::int32_t chunks, split_chunks, chunk_channels;
   std::uint32_t whole;              // tiles whose reduction is not split
@@ -48,6 +49,7 @@ struct InputJob {
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
   bool resident;  // the buffers hold all weights of a tile, and a block keeps its channels
   bool run;       // the output channels and taps of an input channel lie in w as they are numbered, one after another
+  bool numbered;  // rows of pixels are numbered over samples, as axis[1], and what they reach in a channel is copied as one run
   bool wide;      // x of two neighbouring pixels is one aligned vector, and both exist
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
@@ -63,8 +65,8 @@ struct InputShape {
 
 // How lanes read taps, of two neighbouring pixels: where their stride is 2, as four elements from a multiple of four on, which
 // are two taps of both; as rows of four taps, or of three, of which the first lies one element in front of such a multiple; and
-// for any stride the two taps of an entry as one aligned vector of each pixel, or one by one.
-enum class InputReads : std::int32_t { kFours, kRows, kThrees, kPairs, kSingles };
+// for any stride the two taps of an entry as one aligned vector of each pixel, or one by one, or the four of two entries as one.
+enum class InputReads : std::int32_t { kFours, kRows, kThrees, kPairs, kSingles, kQuads };
 
 template <int kM_, int kN8_, int kTurn_, InputReads kReads_>
 struct InputTile : InputShape<kM_, kN8_> {
@@ -115,6 +117,18 @@ UPFOLD_DEVICE InputPixel input_pixel(const InputJob& job, std::int32_t number) {
   for (int i = 2; i >= 0; --i) pixel.at[i] = std::int32_t(take(job.axis[i].tile, rest));
   pixel.n = std::int32_t(rest);
   return pixel;
+}
+
+// Where a row of pixels lies whose number counts samples, depths and heights.
+struct InputRow {
+  std::int32_t n, d, h;
+};
+
+UPFOLD_DEVICE InputRow input_row(const InputJob& job, std::uint32_t number) {
+  InputRow row;
+  row.h = std::int32_t(take(job.rows_h, number)), row.d = std::int32_t(take(job.rows_d, number));
+  row.n = std::int32_t(number);
+  return row;
 }
 
 // The first of the two neighbouring pixels that thread `thread` owns in product i: rows lane / 4 and the eighth behind it.

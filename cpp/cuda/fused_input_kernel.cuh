@@ -150,7 +150,39 @@ struct InputBlock {
     if (job.columns <= 3 * Tile::kLoaders) return copy_patches<kGrain, 3>(y);
     copy_patches<kGrain, kMostInputColumns / Tile::kLoaders>(y);
   }
+
+  // Where rows of pixels are numbered over samples: the rows of one plane that a tile reaches in a channel, at one tap of the
+  // depth, are one run, which the copy engine brings. Rows behind the last one keep what they were: no sum of theirs is stored.
+  __device__ __forceinline__ void copy_runs(const Value* y) const {
+    const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads, height = std::int32_t(job.rows_h.value);
+    const std::int32_t row_bytes = job.axis[1].stride * job.span * kSize, tile_rows = std::int32_t(job.axis[1].tile.value);
+    Ring buffer(job.raw_buffers);
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const InputPlace place = input_place(job, tile);
+      const std::int32_t first = place.first[1], left = job.axis[1].in - first, rows = left < tile_rows ? left : tile_rows;
+      const std::int32_t above = input_row(job, std::uint32_t(first)).h;  // rows of the first plane in front of the tile
+      const std::int32_t planes = (above + rows - 1) / height + 1, runs = planes * std::int32_t(job.axis[0].extent.value);
+      const Value* chunk = y + (std::int64_t(place.group) * job.oc + place.first_chunk * job.chunk_channels) * job.y_c;
+      for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), chunk += job.chunk_channels * job.y_c) {
+        barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
+        const std::uint32_t full = address(shared.raw_full[buffer.at]), patch = shared_address(raw(buffer.at));
+        std::uint32_t bytes = 0;
+        for (std::int32_t j = loader; j < job.chunk_channels * runs; j += Tile::kLoaders) {
+          const std::int32_t channel = j / runs, run = j % runs, tap = run / planes, plane = run % planes;
+          const std::int32_t begin = plane == 0 ? 0 : plane * height - above, next = (plane + 1) * height - above;
+          const InputRow row = input_row(job, std::uint32_t(first + begin));
+          const std::uint32_t own = std::uint32_t(((next < rows ? next : rows) - begin) * row_bytes);
+          const std::int64_t from = channel * job.y_c + row.n * job.y_n + (row.d * job.axis[0].stride + tap) * job.y_axis[0] +
+                                    row.h * job.axis[1].stride * job.y_axis[1];
+          copy_bulk(patch + std::uint32_t(channel * job.pitch + (tap * tile_rows + begin) * row_bytes), chunk + from, own, full);
+          bytes += own;
+        }
+        barrier_arrive_expecting(full, bytes);
+      }
+    }
+  }
   __device__ __forceinline__ void copy_all_patches(const Value* y) const {
+    if (job.numbered) return copy_runs(y);
     if (job.grain == 16) return copy_patches_of<16>(y);
     if (job.grain == 8) return copy_patches_of<8>(y);
     copy_patches_of<4>(y);
@@ -185,6 +217,10 @@ struct InputBlock {
           Read::four(to, e % kEntries, pixel + a);
         } else if constexpr (Tile::kReads == InputReads::kRows) {
           if (e % 2 == 0) Read::row(to, rows[(e + 1) / kEntries][i], pixel + a);
+        } else if constexpr (Tile::kReads == InputReads::kQuads) {
+          if (e % 2 != 0) continue;
+          Read::quad(to, rows[(e + 1) / kEntries][i], 0, pixel + a);
+          Read::quad(to, rows[(e + 1) / kEntries][i], 1, next + a);
         } else if constexpr (Tile::kReads == InputReads::kThrees) {
           if (e % 3 != 0) continue;
           InputStep* const three[] = {&to, &rows[(e + 1) / kEntries][i], &rows[(e + 2) / kEntries][i]};

@@ -20,7 +20,10 @@
   DO(11, Value, 2, 8, 2, InputReads::kPairs)    \
   DO(12, Value, 1, 32, 2, InputReads::kSingles) \
   DO(13, Value, 1, 16, 2, InputReads::kSingles) \
-  DO(14, Value, 2, 8, 1, InputReads::kSingles)
+  DO(14, Value, 2, 8, 1, InputReads::kSingles)  \
+  DO(15, Value, 2, 16, 2, InputReads::kFours)   \
+  DO(16, Value, 1, 32, 4, InputReads::kQuads)   \
+  DO(17, Value, 1, 16, 4, InputReads::kQuads)
 
 #define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                                                                           \
   template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob, std::uint32_t, \

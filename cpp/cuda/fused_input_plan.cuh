@@ -113,9 +113,53 @@ class InputPlanner {
     if (unit_channels_ * patch.rows * patch.span * element_ > most_shared_ / 3) return -1;
     double tiles = double(ceil_div(p_.batch, box[3]));
     for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(axes_[i].in, box[i]));
-    const double products = double(kernel_taps(p_)) * tile_.pixels * tile_.channels * double(element_) / 4096;
     const double copies = double(patch.rows) * (double(patch.span * element_ + 64) / 20 + double(patch.row_columns) / 8);
-    return tiles * (products + copies);
+    return tiles * (products() + copies);
+  }
+  double products() const { return double(kernel_taps(p_)) * tile_.pixels * tile_.channels * double(element_) / 4096; }
+
+  // Rows of pixels may be numbered over samples where kernel and stride are the same and nothing is cut off: whole rows reach
+  // runs of a channel, which must be aligned as the copy engine wants them.
+  bool can_number() const {
+    for (const Axis& a : axes_)
+      if (a.kernel != a.stride || a.pad != 0 || a.dilation != 1 || a.in * a.stride > a.out) return false;
+    const std::int64_t run = p_.stride_h * p_.out_w;
+    std::int64_t steps = run | p_.y.c | (p_.batch > 1 ? p_.y.n : 0);
+    if (p_.in_d * p_.kernel_d > 1) steps |= p_.y.d;
+    if (p_.out_h > 1 && p_.y.h != p_.out_w) return false;
+    const std::int64_t together = tile_.reads == InputReads::kFours || tile_.reads == InputReads::kQuads ? 4 : 2;
+    if (tile_.reads != InputReads::kSingles && p_.out_w % together != 0) return false;
+    if ((of_two_pixels() && p_.in_w % 2 == 1) || p_.in_w > tile_.pixels) return false;
+    return steps * element_ % 16 == 0 && alignment_ % 16 == 0 && plan_.job.oc % unit_channels_ == 0 && rows() < kMostInputCount;
+  }
+  std::int64_t rows() const { return p_.batch * p_.in_d * p_.in_h; }
+
+  // The number of rows that costs least, if it costs less than that.
+  std::int64_t choose_rows(double least) const {
+    std::int64_t best = 0;
+    const std::int64_t most = can_number() ? std::min(tile_.pixels / p_.in_w, rows()) : 0;
+    for (std::int64_t count = most; count > 0; --count) {
+      const std::int64_t bytes = count * p_.kernel_d * p_.stride_h * p_.out_w * element_;
+      if (unit_channels_ * bytes > most_shared_ / 3) continue;
+      const double cost = double(ceil_div(rows(), count)) * (products() + double(bytes) / 24);
+      if (least < 0 || cost < least) least = cost, best = count;
+    }
+    return best;
+  }
+
+  void number_rows(std::int64_t count) {
+    InputJob& job = plan_.job;
+    job.numbered = true, job.batch = 1, job.axis[0].in = 1, job.axis[1].in = std::int32_t(rows());
+    const std::int64_t box[3] = {1, count, p_.in_w};
+    for (int i = 0; i < 3; ++i) {
+      job.axis[i].tile = make_divisor(box[i]), job.axis[i].tiles = make_divisor(i == 1 ? ceil_div(rows(), count) : 1);
+      job.axis[i].extent = make_divisor(extent(i, box[i]));
+    }
+    job.tile_n = make_divisor(1), job.tiles_n = make_divisor(1);
+    job.rows_h = make_divisor(p_.in_h), job.rows_d = make_divisor(p_.in_d);
+    job.skew = 0, job.span = std::int32_t(p_.out_w), job.row_columns = make_divisor(1);
+    patch_bytes_ = p_.kernel_d * count * p_.stride_h * p_.out_w * element_;
+    job.grain = std::int32_t(count * p_.stride_h * p_.out_w * element_), job.columns = std::int32_t(p_.kernel_d);
   }
 
   bool choose_box() {
@@ -141,6 +185,10 @@ class InputPlanner {
         }
       }
     }
+    if (const std::int64_t count = choose_rows(least)) {
+      number_rows(count);
+      return true;
+    }
     if (least < 0) return false;
     InputJob& job = plan_.job;
     for (int i = 0; i < 3; ++i) {
@@ -156,7 +204,9 @@ class InputPlanner {
   }
 
   // Whether neighbouring pixels are read together, which lie in one row where the box is of an even width.
-  bool of_two_pixels() const { return tile_.reads != InputReads::kPairs && tile_.reads != InputReads::kSingles; }
+  bool of_two_pixels() const {
+    return tile_.reads == InputReads::kFours || tile_.reads == InputReads::kRows || tile_.reads == InputReads::kThrees;
+  }
 
   bool can_read() const {
     const InputJob& job = plan_.job;
@@ -165,6 +215,7 @@ class InputPlanner {
     if (tile_.reads == InputReads::kFours) return joined && paired && taps == 2 && job.skew % 4 == 0;
     if (tile_.reads == InputReads::kRows) return joined && paired && taps % 4 == 0 && job.skew % 4 == 3;
     if (tile_.reads == InputReads::kThrees) return joined && paired && taps == 3 && job.skew % 4 == 3;
+    if (tile_.reads == InputReads::kQuads) return joined && taps % 4 == 0 && p_.stride_w % 4 == 0 && job.skew % 4 == 0;
     return tile_.reads == InputReads::kSingles || (joined && taps % 2 == 0 && p_.stride_w % 2 == 0 && job.skew % 2 == 0);
   }
 
@@ -186,7 +237,9 @@ class InputPlanner {
     const std::int64_t most =
         std::min({kInputRawBytes / (unit_channels_ * job.pitch), kMostInputEntries / entries, ceil_div(job.oc, unit_channels_)});
     // The fewest chunks, each as small as they then may be.
-    const std::int64_t units = ceil_div(job.oc, unit_channels_), parts = ceil_div(units, std::max<std::int64_t>(most, 1));
+    const std::int64_t units = ceil_div(job.oc, unit_channels_);
+    std::int64_t parts = ceil_div(units, std::max<std::int64_t>(most, 1));
+    while (job.numbered && units % parts != 0) ++parts;  // nothing makes zeros of channels behind the last one
     const std::int64_t channels = unit_channels_ * ceil_div(units, parts);
     if (entries > kMostInputEntries || channels * job.pitch / element_ > 0xffff || channels * taps > 0xffff) return false;
     job.chunk_channels = std::int32_t(channels), job.raw_bytes = std::int32_t(channels * job.pitch);

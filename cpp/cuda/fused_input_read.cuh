@@ -71,6 +71,17 @@ struct InputRead {
     }
   }
 
+  // Four taps of one pixel, an aligned vector: two steps of float32, or one.
+  static __device__ __forceinline__ void quad(InputStep& first, InputStep& second, int half, const unsigned char* at) {
+    if constexpr (kSize == 4) {
+      const float4 v = elements(at);
+      first[half] = to_tf32(v.x), first[half + 2] = to_tf32(v.y), second[half] = to_tf32(v.z), second[half + 2] = to_tf32(v.w);
+    } else {
+      const uint2 v = words(at);
+      first[half] = v.x, first[half + 2] = v.y;
+    }
+  }
+
   // Two taps of one pixel, as one vector or apart.
   static __device__ __forceinline__ void pixel(InputStep& to, int v, int half, const unsigned char* a, const unsigned char* b) {
     if constexpr (kSize == 4 && kReads == InputReads::kPairs) {

@@ -19,6 +19,12 @@ UPFOLD_DEVICE std::int64_t input_offset(const InputJob& job, const InputPlace& p
   const InputPixel pixel = input_pixel(job, number);
   const std::int32_t n = place.n + pixel.n;
   bool live = std::uint32_t(pixel.n) < job.tile_n.value && n < job.batch;
+  if (job.numbered) {
+    const std::int32_t number_of_row = place.first[1] + pixel.at[1];
+    live = live && number_of_row < job.axis[1].in;
+    const InputRow row = input_row(job, std::uint32_t(number_of_row));
+    return live ? row.n * job.x_n + row.d * job.x_axis[0] + row.h * job.x_axis[1] + pixel.at[2] * job.x_axis[2] : -1;
+  }
   std::int64_t offset = n * job.x_n;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {

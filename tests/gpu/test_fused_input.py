@@ -51,6 +51,18 @@ ODD = {
     "k3s1p1": _layer("k3s1p1", (32, 48), (20, 24), 2),
     "3d-k2s2": _layer("3d-k2s2", (40, 24), (5, 6, 10), 2),
     "3d-k2s2-groups": _layer("3d-k2s2", (48, 36), (3, 4, 6), groups=3),
+    # Rows of pixels numbered over samples, which a tile cuts where it ends.
+    "rows": _layer("k2s2", (32, 48), (14, 14), 7),
+    "rows-one-sample": _layer("k2s2", (40, 32), (16, 24), 1),
+    "rows-of-many-maps": _layer("k2s2", (24, 64), (2, 4), 61),
+    "rows-groups": _layer("k2s2", (64, 96), (8, 8), 5, groups=2),
+    "rows-deep": _layer("k2s2", (300, 608), (6, 8), 3),
+    "rows-output-padding": _layer("k2s2", (32, 32), (8, 8), 5, output_padding=(1, 0)),
+    "rows-k4s4": _layer("k2s2", (33, 20), (5, 7), 5, kernel_size=(4, 4), stride=(4, 4)),
+    "rows-k4s4-deep": _layer("k2s2", (64, 256), (9, 37), 2, kernel_size=(4, 4), stride=(4, 4)),
+    "rows-k1x4": _layer("k2s2", (32, 48), (10, 6), 3, kernel_size=(1, 4), stride=(1, 4)),
+    "rows-3d": _layer("3d-k2s2", (32, 32), (3, 4, 8), 4),
+    "rows-3d-groups": _layer("3d-k2s2", (64, 64), (4, 6, 4), 3, groups=2),
     "three-result-channels": _layer("k4s2p1", (17, 3), (16, 16), 1),
 }
 ALL = {case.name: case.scaled(LIMIT) for case in cases.by_tier("seeds", "decoders", "irregular")} | ODD
@@ -105,7 +117,7 @@ def test_it_accepts_what_it_is_for(name, dtype, device):
 
 
 @TYPES
-@pytest.mark.parametrize("name", ["k2s2-padded", "k4s2p1-odd", "k3s2p1op1-odd", "k3s1p1", "k2s2-deep"])
+@pytest.mark.parametrize("name", ["k2s2-padded", "k4s2p1-odd", "k3s2p1op1-odd", "k3s1p1", "k2s2-deep", "rows", "rows-k4s4", "rows-3d"])
 def test_errors_are_those_of_the_type(name, dtype, device):
     """At most twice what rounding the operands to the compute type, and the sum once, costs."""
     case = ODD[name]
