@@ -117,7 +117,9 @@ def test_it_accepts_what_it_is_for(name, dtype, device):
 
 
 @TYPES
-@pytest.mark.parametrize("name", ["k2s2-padded", "k4s2p1-odd", "k3s2p1op1-odd", "k3s1p1", "k2s2-deep", "rows", "rows-k4s4", "rows-3d"])
+@pytest.mark.parametrize(
+    "name", ["k2s2-padded", "k4s2p1-odd", "k3s2p1op1-odd", "k3s1p1", "k2s2-deep", "rows", "rows-k4s4", "rows-3d"]
+)
 def test_errors_are_those_of_the_type(name, dtype, device):
     """At most twice what rounding the operands to the compute type, and the sum once, costs."""
     case = ODD[name]
