@@ -294,10 +294,13 @@ bool takes_runs(const RowsJob& job, bool long_rows) {
 }
 
 // im2col of a planar y goes through shared memory where there is much to write and lanes that read y themselves would waste
-// accesses: short rows; 2-byte columns of stride 1, or of several taps, or of whole runs.
+// accesses: short rows; 2-byte columns of stride 1, or of several taps, or of whole runs. And where few pixels have many taps,
+// which one lane would read one after another (k64 s32: 350 us for 23 MB).
 bool takes_tiles(const RowsJob& job, std::int64_t total, std::size_t element) {
-  constexpr std::int64_t kLarge = 40 << 20;  // bytes
-  if ((job.y_c == 1 && job.channels > 1) || total * std::int64_t(element) < kLarge) return false;
+  constexpr std::int64_t kLarge = 40 << 20, kManyTaps = 1 << 10;  // bytes
+  if (job.y_c == 1 && job.channels > 1) return false;
+  const std::int64_t taps = total / std::max<std::int64_t>(std::int64_t(job.positions) * job.channels, 1);
+  if (total * std::int64_t(element) < kLarge && taps < kManyTaps) return false;
   const bool long_rows = takes_long_rows(job);
   if (element == 4) return !long_rows;
   if (long_rows) return job.w.stride.value == 1;

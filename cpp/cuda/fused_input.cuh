@@ -10,6 +10,7 @@
 // Two warpgroups multiply: each owns 64 * kM pixels and all channels of the tile. Three warps copy y, one copies packed weights;
 // they run ahead, into the next tiles too. What is handed over:
 //   raw      [raw_buffers][channel][row of the patch][position]
+//   staging  [warpgroup][2][some channels][64 pixels], of results
 //   weight   [weight_buffers][step][group of 8 channels][2 vectors][channel][16 bytes]
 #pragma once
 
@@ -18,9 +19,10 @@
 
 namespace upfold::cuda {
 
-constexpr int kMostInputEntries = 320;  // of a chunk
-constexpr int kMostInputBuffers = 32;   // of weights; a quarter of it of raw y
-constexpr int kMostInputColumns = 576;  // runs of a patch that are copied at a time
+constexpr int kMostInputEntries = 320;        // of a chunk
+constexpr int kMostInputBuffers = 32;         // of weights; a quarter of it of raw y
+constexpr int kMostInputColumns = 576;        // runs of a patch that are copied at a time
+constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x
 
 struct InputAxis {
   std::int32_t in, out, stride, low;  // low: of pixel 0's first tap

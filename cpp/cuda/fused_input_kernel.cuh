@@ -28,7 +28,7 @@ struct InputBlock {
 
   static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
   __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
-    return memory + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
+    return memory + kInputStagingBytes / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
   }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
     return reinterpret_cast<unsigned char*>(weight(std::uint32_t(job.weight_buffers))) + buffer * std::uint32_t(job.raw_bytes);
@@ -151,31 +151,46 @@ struct InputBlock {
     copy_patches<kGrain, kMostInputColumns / Tile::kLoaders>(y);
   }
 
+  // A run of y: where it begins in its chunk of the tensor, its bytes (0: none), and where it goes in the chunk's buffer.
+  struct Run {
+    std::int64_t from;
+    std::uint32_t to, bytes;
+  };
+  // Runs are numbered by channels, taps of the depth, and planes that a tile has rows of.
+  __device__ __forceinline__ Run run_of(const InputPlace& place, std::int32_t number) const {
+    const std::int32_t height = std::int32_t(job.rows_h.value), row_bytes = job.axis[1].stride * job.span * kSize;
+    const std::int32_t first = place.first[1], tile_rows = std::int32_t(job.axis[1].tile.value), left = job.axis[1].in - first;
+    const std::int32_t rows = left < tile_rows ? left : tile_rows;
+    const std::int32_t above = input_row(job, std::uint32_t(first)).h;  // rows of the first plane in front of the tile
+    const std::int32_t planes = (above + rows - 1) / height + 1, runs = planes * std::int32_t(job.axis[0].extent.value);
+    if (number >= job.chunk_channels * runs) return {0, 0, 0};
+    const std::int32_t channel = number / runs, tap = number % runs / planes, plane = number % runs % planes;
+    const std::int32_t begin = plane == 0 ? 0 : plane * height - above, next = (plane + 1) * height - above;
+    const InputRow row = input_row(job, std::uint32_t(first + begin));
+    const std::int64_t from = channel * job.y_c + row.n * job.y_n + (row.d * job.axis[0].stride + tap) * job.y_axis[0] +
+                              row.h * job.axis[1].stride * job.y_axis[1];
+    return {from, std::uint32_t(channel * job.pitch + (tap * tile_rows + begin) * row_bytes),
+            std::uint32_t(((next < rows ? next : rows) - begin) * row_bytes)};
+  }
+
   // Where rows of pixels are numbered over samples: the rows of one plane that a tile reaches in a channel, at one tap of the
   // depth, are one run, which the copy engine brings. Rows behind the last one keep what they were: no sum of theirs is stored.
   __device__ __forceinline__ void copy_runs(const Value* y) const {
-    const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads, height = std::int32_t(job.rows_h.value);
-    const std::int32_t row_bytes = job.axis[1].stride * job.span * kSize, tile_rows = std::int32_t(job.axis[1].tile.value);
+    constexpr std::int32_t kWarps = Tile::kLoaders / 32;
+    // Lanes of a warp issue copies one by one: the warps share those that there are.
+    const std::int32_t loader = std::int32_t(threadIdx.x) - Tile::kThreads, own = loader % 32 * kWarps + loader / 32;
     Ring buffer(job.raw_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const InputPlace place = input_place(job, tile);
-      const std::int32_t first = place.first[1], left = job.axis[1].in - first, rows = left < tile_rows ? left : tile_rows;
-      const std::int32_t above = input_row(job, std::uint32_t(first)).h;  // rows of the first plane in front of the tile
-      const std::int32_t planes = (above + rows - 1) / height + 1, runs = planes * std::int32_t(job.axis[0].extent.value);
+      const Run first = run_of(place, own);
       const Value* chunk = y + (std::int64_t(place.group) * job.oc + place.first_chunk * job.chunk_channels) * job.y_c;
       for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), chunk += job.chunk_channels * job.y_c) {
         barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
         const std::uint32_t full = address(shared.raw_full[buffer.at]), patch = shared_address(raw(buffer.at));
-        std::uint32_t bytes = 0;
-        for (std::int32_t j = loader; j < job.chunk_channels * runs; j += Tile::kLoaders) {
-          const std::int32_t channel = j / runs, run = j % runs, tap = run / planes, plane = run % planes;
-          const std::int32_t begin = plane == 0 ? 0 : plane * height - above, next = (plane + 1) * height - above;
-          const InputRow row = input_row(job, std::uint32_t(first + begin));
-          const std::uint32_t own = std::uint32_t(((next < rows ? next : rows) - begin) * row_bytes);
-          const std::int64_t from = channel * job.y_c + row.n * job.y_n + (row.d * job.axis[0].stride + tap) * job.y_axis[0] +
-                                    row.h * job.axis[1].stride * job.y_axis[1];
-          copy_bulk(patch + std::uint32_t(channel * job.pitch + (tap * tile_rows + begin) * row_bytes), chunk + from, own, full);
-          bytes += own;
+        std::uint32_t bytes = 0, number = std::uint32_t(own);
+        for (Run run = first; run.bytes > 0; number += Tile::kLoaders, run = run_of(place, std::int32_t(number))) {
+          copy_bulk(patch + run.to, chunk + run.from, run.bytes, full);
+          bytes += run.bytes;
         }
         barrier_arrive_expecting(full, bytes);
       }
@@ -332,8 +347,7 @@ struct InputBlock {
         }
         continue;
       }
-#pragma unroll
-      for (int i = 0; i < Tile::kM; ++i) store_input<Value, Tile>(job, place, x, i, 0, sums[i]);
+      store_staged<Value, Tile>(job, place, x, reinterpret_cast<unsigned char*>(memory), sums);
     }
   }
 };

@@ -45,7 +45,7 @@ class InputPlanner {
       : p_(p),
         tile_(tile),
         element_(element_bytes(p.dtype)),
-        most_shared_(shared_bytes - kInputFixedBytes),
+        most_shared_(shared_bytes - kInputFixedBytes - kInputStagingBytes),
         alignment_(alignment),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
 
@@ -322,7 +322,7 @@ class InputPlanner {
     const std::int64_t weights = stages * stage * step_bytes();
     job.resident = resident, job.stage_steps = std::int32_t(stage), job.weight_buffers = std::int32_t(stages);
     job.raw_buffers = std::int32_t(std::min<std::int64_t>(kMostInputBuffers / 4, (most_shared_ - weights) / job.raw_bytes));
-    plan_.shared_bytes = int(weights + job.raw_buffers * job.raw_bytes);
+    plan_.shared_bytes = int(kInputStagingBytes + weights + job.raw_buffers * job.raw_bytes);
     return weights < most_shared_ && job.raw_buffers >= 2;
   }
 

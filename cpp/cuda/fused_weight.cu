@@ -65,7 +65,7 @@ std::int64_t FusedWeightCall::workspace_bytes() const { return plan_ == nullptr 
 FusedWeightWork FusedWeightCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedWeightJob& job = plan_->job;
-  const std::int64_t packed = 4 * (std::int64_t(plan_->x_pack.words) + plan_->y_pack.words);
+  const std::int64_t packed = 16 * (std::int64_t(plan_->x_pack.vectors) + plan_->y_pack.vectors);
   if (plan_->boxes.width > 0) return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;

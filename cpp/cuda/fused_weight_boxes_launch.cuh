@@ -16,9 +16,8 @@ namespace upfold::cuda {
       const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes, const __grid_constant__ BoxMap, \
       const __grid_constant__ BoxMap, float*);
 #define UPFOLD_INSTANTIATE_WEIGHT_BOXES(Value, reads) UPFOLD_WEIGHT_BOX_TILES(UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL, reads, Value)
-#define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits)                                                                       \
-  template __global__ void fused_weight_pack_kernel<Bits>(const __grid_constant__ FusedWeightPackJob, const Bits*, \
-                                                          std::uint32_t*);
+#define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits) \
+  template __global__ void fused_weight_pack_kernel<Bits>(const __grid_constant__ FusedWeightPackJob, const Bits*, uint4*);
 
 }  // namespace upfold::cuda
 
@@ -29,19 +28,18 @@ namespace upfold::cuda {
 template <typename Value>
 const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace,
                            std::int64_t at) {
-  if (job.words == 0) return operand;
+  if (job.vectors == 0) return operand;
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   void* const to = static_cast<unsigned char*>(workspace) + at;
-  constexpr std::uint32_t kBlockWords = kPackThreads * kPackWords;
-  launch_kernel("fused", fused_weight_pack_kernel<Bits>, launch, (job.words + kBlockWords - 1) / kBlockWords, kPackThreads, job,
-                static_cast<const Bits*>(operand), static_cast<std::uint32_t*>(to));
+  launch_kernel("fused", fused_weight_pack_kernel<Bits>, launch, (job.vectors + kWeightPackThreads - 1) / kWeightPackThreads,
+                kWeightPackThreads, job, static_cast<const Bits*>(operand), static_cast<uint4*>(to));
   return to;
 }
 
 template <typename Value>
 void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands) {
   const auto partial = static_cast<float*>(operands.workspace);
-  const std::int64_t y_at = plan.partial_bytes + 4 * std::int64_t(plan.x_pack.words);
+  const std::int64_t y_at = plan.partial_bytes + 16 * std::int64_t(plan.x_pack.vectors);
   const void* const x = packed_operand<Value>(launch, plan.x_pack, operands.x, operands.workspace, plan.partial_bytes);
   const void* const y = packed_operand<Value>(launch, plan.y_pack, operands.y, operands.workspace, y_at);
   const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, y);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_weight_boxes.cuh"
+#include "fused_weight_pack.cuh"
 #include "fused_weight_sum.cuh"
 
 namespace upfold::cuda {

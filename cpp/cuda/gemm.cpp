@@ -360,7 +360,13 @@ void GemmCall::run(const GemmOperands& operands, std::uintptr_t stream) const {
   const DeviceScope scope(device_);
   const RelaxedCapture relaxed;
   const Launch launch{device_, stream};
-  Call(launch, problem_, options_, *plan_, operands).run();
+  if (!plan_->to_planes) return Call(launch, problem_, options_, *plan_, operands).run();
+  Problem planes = problem_;
+  planes.y = plan_->y;
+  GemmOperands own = operands;
+  own.y = static_cast<char*>(operands.workspace) + plan_->planes_at;
+  to_planes(launch, problem_.dtype, plan_->pixels, operands.y, own.y);
+  Call(launch, planes, options_, *plan_, own).run();
 }
 
 }  // namespace upfold::cuda

@@ -5,7 +5,6 @@
 namespace upfold::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;  // bytes, of every part of the workspace
 constexpr std::int64_t kRowMultiple = 8;  // elements, of the distance of column rows: 16 bytes for every type
 // TF32 products want operands whose summed index is the fastest: below this depth a copy of x to that layout does not pay.
 constexpr std::int64_t kLeastDepth = 64;
@@ -21,7 +20,6 @@ constexpr std::int64_t kLargeSample = 24 << 20;  // bytes of x and columns of a 
 constexpr std::int64_t kLeastSum = 512;          // pixels of a part of a sum
 constexpr std::int64_t kLeastRows = 8;           // fewer recompute too much halo
 
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 std::int64_t padded(std::int64_t pixels) { return (pixels + kRowMultiple - 1) / kRowMultiple * kRowMultiple; }
 
 constexpr std::int64_t kMostOuter = std::int64_t(1) << 30;  // positions and blocks of the outer product, elements of windows
@@ -379,13 +377,8 @@ class Planner {
 
 }  // namespace
 
-GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
-  const Window window = window_of(p, options);
-  if (window.taps > 0) {
-    GemmPlan plan = Planner(p, window, options, cublas_bytes).plan();
-    if (plan.possible) return plan;  // else the cap is too small for them
-  }
-  return Planner(p, {}, options, cublas_bytes).plan();
+GemmPlan plan_blocks(const Problem& p, const Window& window, const GemmOptions& options, std::int64_t cublas_bytes) {
+  return Planner(p, window, options, cublas_bytes).plan();
 }
 
 }  // namespace upfold::cuda

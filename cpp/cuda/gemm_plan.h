@@ -9,12 +9,16 @@
 #include "api.h"
 #include "gemm_layout.h"
 #include "gemm_window.h"
+#include "to_planes.h"
 
 namespace upfold::cuda {
 
 // What decides how operands are laid out: pixels of a sample below which samples are joined into one product, and input channels
 // from which a TF32 product gains by a copy of the weight with the summed index in front.
 constexpr std::int64_t kSmallMap = 256, kDeepProduct = 256;
+
+// Bytes of a part of the workspace, rounded up so that the next one is aligned.
+inline std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 inline bool is_narrow(Dtype dtype) { return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16; }
 inline Dtype sum_dtype(Dtype dtype) { return is_narrow(dtype) ? Dtype::kFloat32 : dtype; }
@@ -47,9 +51,15 @@ struct GemmPlan {
   // Byte offsets into the workspace; cuBLAS has [0, cublas_bytes).
   std::int64_t cublas_bytes, weight_at, x_at, columns_at, stage_at, parts_at, total_bytes;
   std::vector<GemmBlock> blocks;
+  // A gradient's y whose channels are innermost goes through planes in the workspace, at `planes_at`; `y` is how it lies there.
+  bool to_planes;
+  Pixels pixels;
+  Strides y;
+  std::int64_t planes_at;
 };
 
-// `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap.
+// `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap. `window`: without taps, none.
+GemmPlan plan_blocks(const Problem& p, const Window& window, const GemmOptions& options, std::int64_t cublas_bytes);
 GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes);
 
 }  // namespace upfold::cuda

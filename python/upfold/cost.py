@@ -47,7 +47,8 @@ _GPU_GEMM_TF32_FLOPS = 350e12
 _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
 _GPU_WINDOW_SECONDS = 5.7e-6  # of laying x out in windows, and the factor of the product that reads them
 _GPU_WINDOW_FACTOR = 1.32
-# The same of both gradients in TF32, fitted to 85 of them (15 % off in root mean square).
+# The same of both gradients in TF32, fitted to 85 of them (15 % off in root mean square). Fitted to 266 of both layouts and types
+# they are nearer to what products take, and the choice is worse.
 _GPU_GRADIENT_LAUNCH_SECONDS = 6.3e-6
 _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12
@@ -55,19 +56,19 @@ _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
 _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
 # In 16 bits, of maps whose columns' rows are not aligned: 1.4 to 2.0 times as long on three layers.
 _GPU_GRADIENT_ODD_FACTOR = 1.75
-# Of an element of 16-bit columns of kernels so wide: 350 us more of the one such layer, which in TF32 takes 28.
-_GPU_GRADIENT_WIDE_KERNEL, _GPU_GRADIENT_WIDE_SECONDS = 64, 16e-12
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
 _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
 # Per product of one result, which follow one another.
 _GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
-_GPU_DIRECT_WEIGHT_FACTOR = 1.54
-# More seconds of an element of columns where channels are innermost, of a forward and of a gradient: each, and as many times as
-# channels are fewer than one and as taps are more; and how many times as long `direct` takes for gradients of groups then.
-_GPU_INNERMOST = (1.6e-12, 24e-12, 0.0), (1.4e-12, 60e-12, 0.034e-12)
-_GPU_DIRECT_INNERMOST_GROUPS = 6.0
+_GPU_DIRECT_WEIGHT_FACTOR, _GPU_DIRECT_INPUT_FACTOR = 1.54, 1.3
+_GPU_DIRECT_WEIGHT_CHANNELS = 48  # of x: fewer take as many times longer (21 took 2.0 to 2.7 times what was said, 32 1.9)
+# More seconds of an element of columns of a forward where channels are innermost: each, and as many times as channels are fewer
+# than one. A gradient copies y as planes then: a launch, and its bytes read and written.
+_GPU_INNERMOST_SECONDS, _GPU_INNERMOST_FEW_SECONDS = 1.6e-12, 24e-12
+_GPU_PLANES_SECONDS, _GPU_PLANES_BYTES = 3e-6, 2.5e12
+_GPU_DIRECT_INNERMOST_GROUPS = 6.0  # how many times as long `direct` takes for gradients of groups then
 _GPU_FUSED_FACTOR = {torch.float32: 1.05}  # of its own prediction, which only orders its tiles
 
 
@@ -171,22 +172,21 @@ def _turning_seconds(problem: Problem) -> float:
     if problem.w_strides[1] != 1 or problem.taps == 1 or problem.out_channels_per_group == 1 or (forward and problem.groups == 1):
         return 0.0
     elements = problem.in_channels * problem.out_channels_per_group * problem.taps
-    launch, rate = (_GPU_LAUNCH_SECONDS, _GPU_BYTES) if forward else (_GPU_GRADIENT_LAUNCH_SECONDS, _GPU_GRADIENT_BYTES)
-    return launch + 2.0 * elements * DTYPE_BYTES[problem.dtype] / rate
+    rate = _GPU_BYTES if forward else _GPU_GRADIENT_BYTES
+    return _GPU_LAUNCH_SECONDS + 2.0 * elements * DTYPE_BYTES[problem.dtype] / rate
 
 
 def _innermost_seconds(problem: Problem, columns: int) -> float:
-    """What columns cost more where the channels of y are innermost."""
-    forward = problem.operator is Operator.CONV_TRANSPOSE
-    if (
-        problem.y_strides[1] != 1
-        or problem.out_channels == 1
-        or prod(problem.out_size) == 1
-        or (forward and problem.in_pixels == 1)
-    ):
+    """What columns of a forward, or of a gradient its copy of y, cost more where the channels of y are innermost."""
+    outputs = prod(problem.out_size)
+    if problem.y_strides[1] != 1 or problem.out_channels == 1 or outputs == 1:
         return 0.0
-    each, few, tap = _GPU_INNERMOST[not forward]
-    return columns * (each + few / problem.out_channels + tap * problem.taps)
+    if problem.operator is not Operator.CONV_TRANSPOSE:
+        bytes_of_y = problem.batch * problem.out_channels * outputs * DTYPE_BYTES[problem.dtype]
+        return _GPU_PLANES_SECONDS + 2.0 * bytes_of_y / _GPU_PLANES_BYTES
+    if problem.in_pixels == 1:
+        return 0.0
+    return columns * (_GPU_INNERMOST_SECONDS + _GPU_INNERMOST_FEW_SECONDS / problem.out_channels)
 
 
 def _has_one_tap(problem: Problem) -> bool:
@@ -203,14 +203,12 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     memory, moved = problem.bytes / _GPU_GRADIENT_BYTES, columns * size / _GPU_GRADIENT_BYTES
     more = _innermost_seconds(problem, columns)
     if _has_one_tap(problem):
-        return _GPU_GRADIENT_LAUNCH_SECONDS + (product + 3.0 * memory if more > 0 else max(product, memory))
+        return _GPU_GRADIENT_LAUNCH_SECONDS + max(product, memory) + more
     launches = 2 * _GPU_GRADIENT_LAUNCH_SECONDS + memory + more + (0.0 if weight else _turning_seconds(problem))
     if size == 2 and problem.in_pixels % 8:  # rows of columns that are not 16 bytes aligned
         product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
     seconds = launches + moved + max(product, moved)
     kernel, stride = problem.kernel_size[2], problem.stride[2]
-    if size == 2 and kernel >= _GPU_GRADIENT_WIDE_KERNEL:
-        seconds += columns * _GPU_GRADIENT_WIDE_SECONDS
     spans = kernel // stride
     if weight or problem.groups > 1 or problem.dilation[2] > 1 or spans < 2 or kernel % stride:
         return seconds
@@ -229,9 +227,11 @@ def _direct_on_gpu(problem: Problem) -> float:
         work *= _GPU_DIRECT_INNERMOST_GROUPS
     if adjoint:
         in_a_row = problem.out_channels_per_group * problem.taps * _GPU_DIRECT_ADJOINT_TERM_SECONDS
-        return _GPU_DIRECT_GRADIENT_CALL_SECONDS + max(work, in_a_row)
+        return _GPU_DIRECT_GRADIENT_CALL_SECONDS + max(_GPU_DIRECT_INPUT_FACTOR * work, in_a_row)
     phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
     work = max(work, problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS)
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+        if problem.groups == 1:
+            work *= max(1.0, _GPU_DIRECT_WEIGHT_CHANNELS / problem.in_channels)
         return _GPU_DIRECT_GRADIENT_CALL_SECONDS + _GPU_DIRECT_WEIGHT_FACTOR * work
     return _GPU_DIRECT_CALL_SECONDS + work

@@ -119,7 +119,8 @@ def box_tiles(case, x, g, device):
     return {config: fused_weight.call(problem, config, cuda.index(device)).work[4] for config in tiles}
 
 
-# Rows of x and y at multiples of 16 bytes, in pieces of some boxes and of one; rows of x as one run of pixels; x, y, both packed.
+# Rows of x and y at multiples of 16 bytes, in pieces of some boxes and of one; rows of x as one run of pixels; x, y, both packed;
+# rows of 16-bit y as one run of columns, in pieces of some boxes and of one, of odd widths, with taps that overlap.
 BOXED = {
     "rows": (layer(in_channels=130, out_channels=40, in_size=(3, 48), kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)), False),
     "narrow": (layer(in_channels=64, out_channels=20, in_size=(5, 8), kernel_size=(2, 2), stride=(2, 2)), False),
@@ -127,6 +128,13 @@ BOXED = {
     "x": (layer(in_channels=24, out_channels=16, in_size=(5, 37), kernel_size=(8, 8), stride=(8, 8)), True),
     "y": (layer(in_channels=24, out_channels=16, in_size=(5, 16), kernel_size=(3, 3), stride=(1, 1)), True),
     "both": (layer(in_channels=70, out_channels=3, in_size=(4, 13), kernel_size=(3, 3), stride=(2, 2)), True),
+    "columns": (layer(in_channels=70, out_channels=40, in_size=(5, 14), kernel_size=(2, 2), stride=(2, 2)), True),
+    "narrow columns": (layer(in_channels=150, out_channels=20, in_size=(5, 6), kernel_size=(2, 2), stride=(2, 2)), True),
+    "odd columns": (layer(in_channels=40, out_channels=70, in_size=(5, 37), kernel_size=(4, 4), stride=(4, 4)), True),
+    "overlapping columns": (
+        layer(in_channels=33, out_channels=17, in_size=(3, 13), kernel_size=(3, 3), stride=(2, 2), output_padding=(1, 1)),
+        True,
+    ),
 }
 
 
@@ -154,6 +162,33 @@ def test_a_nan_stays_in_its_channel_where_boxes_end_in_neighbours(device):
         assert got[[5, 9]].isnan().all(), config
         rest = [channel for channel in range(case.in_channels) if channel not in (5, 9)]
         assert torch.equal(got[rest].double(), expected[rest]), config
+
+
+@pytest.mark.parametrize("what", [name for name in BOXED if "columns" in name])
+def test_a_nan_of_the_gradient_stays_with_its_tap_where_boxes_end_in_neighbours(what, device):
+    """In a run of rows a box of the gradient holds columns of other taps behind a row's last pixel."""
+    case = BOXED[what][0]
+    x, g = exact_operands(case, torch.bfloat16, device)
+    expected = want(case, x, g)
+    reached = torch.zeros(expected.shape, dtype=torch.bool)
+    for sample, channel, row, column in (
+        (0, 3, 0, 0),
+        (1, 5, 2, 0),
+        (1, 7, 3, case.out_size[1] - 1),
+        (0, 9, case.out_size[0] - 1, 1),
+    ):
+        g[sample, channel, row, column] = math.nan
+        for kh in range(case.kernel_size[0]):
+            for kw in range(case.kernel_size[1]):
+                ih, iw = (row - kh) / case.stride[0], (column - kw) / case.stride[1]
+                inside = 0 <= ih < case.in_size[0] and 0 <= iw < case.in_size[1]
+                if inside and ih == int(ih) and iw == int(iw):
+                    reached[:, channel, kh, kw] = True
+    assert reached.any()
+    for config in box_tiles(case, x, g, device):
+        got = gradient(case, x, g, config).cpu()
+        assert got[reached].isnan().all(), config
+        assert torch.equal(got[~reached].double(), expected[~reached]), config
 
 
 @DTYPES

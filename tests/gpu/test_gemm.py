@@ -165,9 +165,19 @@ def test_activations_of_one_pixel(name, dtype, activation, last, device):
     torch.testing.assert_close(y, getattr(torch.nn.functional, activation)(want).to(dtype), check_stride=False)
 
 
+def innermost(t, more=0):
+    """The same numbers with channels innermost, among so many other channels."""
+    if t.dim() not in CHANNELS_LAST:
+        return t
+    shape = (len(t), t.shape[1] + more, *t.shape[2:])
+    memory = torch.full(shape, float("nan"), dtype=t.dtype, device=t.device).contiguous(memory_format=CHANNELS_LAST[t.dim()])
+    return memory[:, : t.shape[1]].copy_(t)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LARGE)
-def test_gradients_of_large_layers_are_exact_on_integers(device, name, dtype):
+def test_gradients_of_large_layers_are_exact_on_integers(device, name, dtype, last):
     x_shape, out_channels, kernel, arguments = LARGE[name]
     groups = arguments.get("groups", 1)
     w_shape = (x_shape[1], out_channels // groups, *kernel)
@@ -176,9 +186,11 @@ def test_gradients_of_large_layers_are_exact_on_integers(device, name, dtype):
     w = exact_like(w_shape, terms, torch.float64, seed=2).to(device).requires_grad_()
     y = torch.nn.functional.conv_transpose2d(x, w, **arguments)
     grad = exact_like(y.shape, max(terms, y.numel() // out_channels), torch.float64, seed=3).to(device)
-    leaves = [t.detach().to(dtype).requires_grad_() for t in (x, w)]
+    leaves = [t.detach().to(dtype) for t in (x, w)]
+    leaves = [(innermost(t) if last else t).requires_grad_() for t in leaves]
+    given = innermost(grad.to(dtype)) if last else grad.to(dtype)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-        got = torch.autograd.grad(upfold.conv_transpose2d(*leaves, algorithm="gemm", **arguments), leaves, grad.to(dtype))
+        got = torch.autograd.grad(upfold.conv_transpose2d(*leaves, algorithm="gemm", **arguments), leaves, given)
     for one, other in zip(got, torch.autograd.grad(y, (x, w), grad), strict=True):
         assert_exact(one, other.cpu())
 
@@ -205,15 +217,21 @@ def test_every_form_of_the_product_is_exact(case, dtype, last, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex128])
 @pytest.mark.parametrize("case", cases.by_tier("smoke", "edge", "seeds", "decoders", "irregular"), ids=lambda case: case.name)
-def test_gradients_of_every_form_are_exact(case, dtype, device):
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "some of more channels"])
+def test_gradients_of_every_form_are_exact(case, dtype, layout, device):
+    """Channels that are innermost are copied as planes first, where the cap allows it."""
     operands, grad, want = test_exact._backward_case(case.scaled(0.005), dtype.is_complex)
-    leaves = [test_exact._cast(tensor, dtype, device).requires_grad_() for tensor in operands]
+    grad, leaves = test_exact._cast(grad, dtype, device), [test_exact._cast(tensor, dtype, device) for tensor in operands]
+    if layout != "contiguous":
+        grad = innermost(grad, 3 if layout == "some of more channels" else 0)
+        leaves = [innermost(t) if t.dim() == grad.dim() else t for t in leaves]
+    leaves = [t.requires_grad_() for t in leaves]
     problem = describe(*leaves, tuple(geometry_arguments(case.geometry).values()))
     for cap in (256, 33):
         for config in GEMM.configs(problem, device):
             with upfold.use(workspace_mb=cap), use_config(config):
                 y = ours(tuple(leaves), case.geometry, "gemm")
-                got = torch.autograd.grad(y, leaves, test_exact._cast(grad, dtype, device))
+                got = torch.autograd.grad(y, leaves, grad)
             for one, other in zip(got, want, strict=True):
                 assert_exact(one, other)
 

@@ -17,20 +17,26 @@ REFUSAL = (
 )
 # The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
 MIRRORED = 100
-# What predicts the microseconds of a call, fitted to every tile of 23 layers in two types on an H200 (13 % off in root mean
+# What predicts the microseconds of a call, fitted to every tile of 27 layers in two types on an H200 (10 % off in root mean
 # square). Like those of the forward they order tiles and methods; they are no rates of the device.
-_CALL = 11.2
-_MEMORY = 0.308  # of a megabyte of the operands, at the least
-_PACKED = 0.357  # of a megabyte of the weight
-_PARTIAL = 0.382  # of a megabyte of partial sums
-_COPIED, _COPY = 6.63e-6, 3.99e-4  # of a byte of the gradient, and of a copy of some
-_STREAMED = 1.64e-5  # of a byte of weights, where they do not stay
-_STORED = 1.37e-5  # of a sum
-# Of a step, and of a pixel and a channel in one: where taps are read as fours (0), as rows of four (1), and otherwise. Of the
-# others only an older form was measured, which asked how to read each tap: they should be faster.
-_MULTIPLY = {0: (0.117, 4.48e-6), 1: (0.0897, 2.88e-6)}
-_OTHERWISE = (0.226, 4.05e-6)
-_ONE_PRODUCT, _TWO = 128, 1.46  # pixels of one product for each warpgroup; how much longer two of them take
+_CALL = 7.23
+_MEMORY = 0.31  # of a megabyte of the operands, at the least
+_PACKED = 1.27  # of a megabyte of the weight
+_PARTIAL = 0.249  # of a megabyte of partial sums
+_COPIED, _COPY = 1.73e-5, 4.17e-4  # of a byte of the gradient, and of a copy of some
+_STREAMED = 5.95e-6  # of a byte of weights, where they do not stay
+_STORED = 1.41e-4  # of a sum
+# Of a step, and of a pixel and a channel in one, by how taps are read: as fours, as rows of four, as threes, in pairs, singly,
+# and four of a pixel.
+_MULTIPLY = (
+    (0.0733, 3.31e-6),
+    (0.0889, 2.1e-6),
+    (0.0772, 2.89e-6),
+    (0.121, 1.69e-6),
+    (0.162, 2.67e-6),
+    (0.0847, 2.36e-6),
+)
+_ONE_PRODUCT, _TWO = 128, 1.52  # pixels of one product for each warpgroup; how much longer two of them take
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +93,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         work = module.FusedInputCall(device, problem.cuda, config, problem.alignment).work
         whole, split, parts, steps, copied, grain, resident = work
-        step, product = _MULTIPLY.get(reads, _OTHERWISE)
+        step, product = _MULTIPLY[reads]
         multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
         load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
         store = pixels * channels * _STORED

@@ -1,0 +1,139 @@
+// [sample][pixel][channel] to [sample][channel][pixel]. A block takes a run of pixels and some channels, all where they are few:
+// its threads read neighbouring elements, turn them round in shared memory, and write runs of each channel's pixels, two 16-bit
+// ones at a time where rows allow it.
+#include "divide.cuh"
+#include "values.cuh"
+
+namespace upfold::cuda {
+
+constexpr int kThreads = 256, kAtATime = 8;  // loads of a thread that are in flight
+constexpr int kTileElements = 4096, kMostTileChannels = 64;
+
+struct ToPlanesJob {
+  Divisor pixel_tiles, channel_tiles;  // of a sample
+  Divisor tile_channels, tile_writes;  // writes of a channel's pixels in a tile
+  std::int32_t tile_pixels, pitch;     // elements between the channels of a tile, in shared memory
+  std::int32_t channels, pixels;
+  std::int64_t sample, step;
+};
+
+// Of 4 bytes or more: complex numbers are aligned as their parts are.
+template <int kWords>
+struct Words {
+  std::uint32_t v[kWords];
+};
+
+// kTogether elements are written at a time: 2 of 16 bits, else 1.
+template <typename Element, int kTogether>
+__global__ void __launch_bounds__(kThreads)
+    to_planes_kernel(const ToPlanesJob job, const Element* __restrict__ from, Element* __restrict__ to) {
+  extern __shared__ uint4 memory[];
+  Element* const tile = reinterpret_cast<Element*>(memory);
+  std::uint32_t rest = blockIdx.x;
+  const std::int32_t first = std::int32_t(take(job.pixel_tiles, rest)) * job.tile_pixels;
+  const std::int32_t channel = std::int32_t(take(job.channel_tiles, rest) * job.tile_channels.value);
+  const std::int32_t pixels = job.pixels - first, channels = job.channels - channel;  // from here on
+  const std::int32_t own = pixels < job.tile_pixels ? pixels : job.tile_pixels;
+  from += std::int64_t(rest) * job.sample + first * job.step + channel;
+  const std::uint32_t count = std::uint32_t(own) * job.tile_channels.value;
+  for (std::uint32_t begin = threadIdx.x; begin < count; begin += kThreads * kAtATime) {
+    Element values[kAtATime];
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      std::uint32_t pixel = begin + std::uint32_t(i) * kThreads;
+      const bool inside = pixel < count;
+      const std::int32_t c = std::int32_t(take(job.tile_channels, pixel));
+      if (inside && c < channels) values[i] = from[std::int64_t(pixel) * job.step + c];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) {
+      std::uint32_t pixel = begin + std::uint32_t(i) * kThreads;
+      const bool inside = pixel < count;
+      const std::int32_t c = std::int32_t(take(job.tile_channels, pixel));
+      if (inside && c < channels) tile[c * job.pitch + std::int32_t(pixel)] = values[i];
+    }
+  }
+  __syncthreads();  // the tile is complete
+  to += (std::int64_t(rest) * job.channels + channel) * job.pixels + first;
+  const std::int32_t mine = channels < std::int32_t(job.tile_channels.value) ? channels : std::int32_t(job.tile_channels.value);
+  for (std::uint32_t i = threadIdx.x; i < std::uint32_t(mine) * job.tile_writes.value; i += kThreads) {
+    std::uint32_t c = i;
+    const std::int32_t pixel = std::int32_t(take(job.tile_writes, c)) * kTogether;
+    if (pixel >= own) continue;
+    const Element* const source = tile + std::int32_t(c) * job.pitch + pixel;
+    Element* const target = to + std::int64_t(c) * job.pixels + pixel;
+    if constexpr (kTogether == 2) {
+      *reinterpret_cast<std::uint32_t*>(target) = *reinterpret_cast<const std::uint32_t*>(source);
+    } else {
+      *target = *source;
+    }
+  }
+}
+
+#define UPFOLD_TO_PLANES(DO) DO(std::uint16_t, 1) DO(std::uint16_t, 2) DO(Words<1>, 1) DO(Words<2>, 1) DO(Words<4>, 1)
+#define UPFOLD_INSTANTIATE(Element, kTogether) \
+  template __global__ void to_planes_kernel<Element, kTogether>(const ToPlanesJob, const Element*, Element*);
+UPFOLD_TO_PLANES(UPFOLD_INSTANTIATE)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include <algorithm>
+
+#include "launch.cuh"
+#include "to_planes.h"
+
+namespace upfold::cuda {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t(1) << 30;
+
+std::int64_t tile_channels_of(std::int64_t channels) { return ceil_div(channels, ceil_div(channels, kMostTileChannels)); }
+std::int64_t tile_pixels_of(std::int64_t channels, std::int64_t element) {
+  const std::int64_t elements = element > 4 ? kTileElements * 4 / element : kTileElements;
+  return std::max<std::int64_t>(elements / tile_channels_of(channels) / 64, 1) * 64;
+}
+std::int64_t blocks_of(const Pixels& p, std::int64_t element) {
+  return p.samples * ceil_div(p.pixels, tile_pixels_of(p.channels, element)) * ceil_div(p.channels, tile_channels_of(p.channels));
+}
+
+template <typename Element, int kTogether>
+void launch_planes(const Launch& launch, const Pixels& p, const void* from, void* to) {
+  constexpr int kSize = int(sizeof(Element));
+  const std::int64_t channels = tile_channels_of(p.channels), pixels = tile_pixels_of(p.channels, kSize);
+  ToPlanesJob job{};
+  job.pixel_tiles = make_divisor(ceil_div(p.pixels, pixels)), job.channel_tiles = make_divisor(ceil_div(p.channels, channels));
+  job.tile_channels = make_divisor(channels), job.tile_writes = make_divisor(pixels / kTogether);
+  // Neighbouring channels lie in neighbouring banks: an odd number of words apart.
+  job.tile_pixels = std::int32_t(pixels), job.pitch = std::int32_t(pixels + (kSize == 2 ? 2 : 1));
+  job.channels = std::int32_t(p.channels), job.pixels = std::int32_t(p.pixels), job.sample = p.sample, job.step = p.step;
+  const std::int64_t bytes = channels * job.pitch * kSize;
+  launch_grid("to_planes", to_planes_kernel<Element, kTogether>, launch,
+              Grid{unsigned(blocks_of(p, kSize)), kThreads, int(bytes), false}, job, static_cast<const Element*>(from),
+              static_cast<Element*>(to));
+}
+
+}  // namespace
+
+bool fits_planes(const Pixels& p) {
+  if (p.channels >= kMost || p.pixels >= kMost || p.samples >= kMost) return false;
+  return p.samples * p.pixels < kMost && blocks_of(p, 16) < kMost;
+}
+
+void to_planes(const Launch& launch, Dtype dtype, const Pixels& p, const void* from, void* to) {
+  if (p.samples * p.pixels * p.channels == 0) return;
+  switch (element_bytes(dtype)) {
+    case 2:
+      return p.pixels % 2 == 0 ? launch_planes<std::uint16_t, 2>(launch, p, from, to)
+                               : launch_planes<std::uint16_t, 1>(launch, p, from, to);
+    case 4:
+      return launch_planes<Words<1>, 1>(launch, p, from, to);
+    case 8:
+      return launch_planes<Words<2>, 1>(launch, p, from, to);
+    default:
+      return launch_planes<Words<4>, 1>(launch, p, from, to);
+  }
+}
+
+}  // namespace upfold::cuda
+#endif
