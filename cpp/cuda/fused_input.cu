@@ -21,7 +21,7 @@ constexpr std::int64_t kLeastInputChannels = 16, kLeastReducedChannels = 3;  // 
 
 template <typename Tile>
 constexpr InputTileSize input_size_of() {
-  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads};
+  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages};
 }
 constexpr InputTileSize kInputTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) input_size_of<InputTile<__VA_ARGS__>>(),

@@ -22,7 +22,7 @@ namespace upfold::cuda {
 constexpr int kMostInputEntries = 320;        // of a chunk
 constexpr int kMostInputBuffers = 32;         // of weights; a quarter of it of raw y
 constexpr int kMostInputColumns = 576;        // runs of a patch that are copied at a time
-constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x
+constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x, where they are staged
 
 struct InputAxis {
   std::int32_t in, out, stride, low;  // low: of pixel 0's first tap
@@ -74,6 +74,10 @@ template <int kM_, int kN8_, int kTurn_, InputReads kReads_>
 struct InputTile : InputShape<kM_, kN8_> {
   static constexpr int kTurn = kTurn_;  // steps whose pixels are read at a time
   static constexpr InputReads kReads = kReads_;
+  // Whether floats go through shared memory on their way to x. Measured on an H200: where a pixel's taps are read together and
+  // kernel and stride are equal it gains up to a tenth; 16-bit values lose a quarter and more, and so do rows of four taps where
+  // output channels are few.
+  static constexpr bool kStages = kReads == InputReads::kFours || kReads == InputReads::kPairs || kReads == InputReads::kQuads;
   static constexpr int kLoaders = 96, kBlockThreads = 384;
   static constexpr int kStepWords = 16 * kN8_;  // of 16 bytes, of weights
   // Warpgroups share the registers that the launch gave them, multiples of 8 a thread; asking for more waits forever.

@@ -18,6 +18,7 @@ template <typename Value, typename Tile>
 struct InputBlock {
   using Read = InputRead<Value, Tile::kReads>;
   static constexpr int kSize = Read::kSize, kEntries = 4 / kSize;  // kEntries: of a step
+  static constexpr int kStaging = kSize == 4 && Tile::kStages ? kInputStagingBytes : 0;
   using Sums = float[Tile::kM][Tile::kN8][4];
   using Rows = InputStep[Tile::kTurn][Tile::kM];
 
@@ -28,7 +29,7 @@ struct InputBlock {
 
   static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
   __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
-    return memory + kInputStagingBytes / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
+    return memory + kStaging / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
   }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
     return reinterpret_cast<unsigned char*>(weight(std::uint32_t(job.weight_buffers))) + buffer * std::uint32_t(job.raw_bytes);
@@ -347,7 +348,12 @@ struct InputBlock {
         }
         continue;
       }
-      store_staged<Value, Tile>(job, place, x, reinterpret_cast<unsigned char*>(memory), sums);
+      if constexpr (kStaging > 0) {
+        store_staged<Tile>(job, place, x, reinterpret_cast<float*>(memory), sums);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Tile::kM; ++i) store_input<Value, Tile>(job, place, x, i, 0, sums[i]);
+      }
     }
   }
 };

@@ -18,7 +18,8 @@ constexpr std::int64_t kInputWeightBytes = 80 << 10;             // and for all 
 constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
 constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
 constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
-constexpr std::int64_t kMostSplitWaves = 8;                      // of tiles, of which the last one is worth a split
+constexpr double kRunsCost = 25;             // of a tile whose copies are runs, as cost_of has those of grains
+constexpr std::int64_t kMostSplitWaves = 8;  // of tiles, of which the last one is worth a split
 
 // Wavefronts in which a warp reads one entry, where a channel is `pitch` words from the next: lanes read `width` words of pixels
 // that are `step` words apart.
@@ -45,7 +46,8 @@ class InputPlanner {
       : p_(p),
         tile_(tile),
         element_(element_bytes(p.dtype)),
-        most_shared_(shared_bytes - kInputFixedBytes - kInputStagingBytes),
+        staging_(element_ == 4 && tile.stages ? kInputStagingBytes : 0),
+        most_shared_(shared_bytes - kInputFixedBytes - staging_),
         alignment_(alignment),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
 
@@ -141,7 +143,7 @@ class InputPlanner {
     for (std::int64_t count = most; count > 0; --count) {
       const std::int64_t bytes = count * p_.kernel_d * p_.stride_h * p_.out_w * element_;
       if (unit_channels_ * bytes > most_shared_ / 3) continue;
-      const double cost = double(ceil_div(rows(), count)) * (products() + double(bytes) / 24);
+      const double cost = double(ceil_div(rows(), count)) * (products() + kRunsCost + double(bytes) / 24);
       if (least < 0 || cost < least) least = cost, best = count;
     }
     return best;
@@ -322,7 +324,7 @@ class InputPlanner {
     const std::int64_t weights = stages * stage * step_bytes();
     job.resident = resident, job.stage_steps = std::int32_t(stage), job.weight_buffers = std::int32_t(stages);
     job.raw_buffers = std::int32_t(std::min<std::int64_t>(kMostInputBuffers / 4, (most_shared_ - weights) / job.raw_bytes));
-    plan_.shared_bytes = int(kInputStagingBytes + weights + job.raw_buffers * job.raw_bytes);
+    plan_.shared_bytes = int(staging_ + weights + job.raw_buffers * job.raw_bytes);
     return weights < most_shared_ && job.raw_buffers >= 2;
   }
 
@@ -353,7 +355,7 @@ class InputPlanner {
 
   const Problem& p_;
   const InputTileSize& tile_;
-  const std::int64_t element_, most_shared_, alignment_;
+  const std::int64_t element_, staging_, most_shared_, alignment_;
   const Axis axes_[3];
   std::int64_t unit_channels_ = 4, patch_bytes_ = 0;
   InputPlan plan_;

@@ -10,6 +10,7 @@ namespace upfold::cuda {
 struct InputTileSize {
   int pixels, channels, turn;
   InputReads reads;
+  bool stages;
 };
 
 struct InputPlan {

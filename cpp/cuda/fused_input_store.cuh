@@ -14,14 +14,6 @@ UPFOLD_DEVICE void store_neighbours(__nv_bfloat16* to, float a, float b) {
   *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
 }
 
-UPFOLD_DEVICE void store_pair(float* to, const float* from) {
-  *reinterpret_cast<float2*>(to) = *reinterpret_cast<const float2*>(from);
-}
-template <typename Value>
-UPFOLD_DEVICE void store_pair(Value* to, const Value* from) {
-  *reinterpret_cast<std::uint32_t*>(to) = *reinterpret_cast<const std::uint32_t*>(from);
-}
-
 // Offset of pixel `number` of a box in x, without the channel, or -1.
 UPFOLD_DEVICE std::int64_t input_offset(const InputJob& job, const InputPlace& place, std::int32_t number) {
   const InputPixel pixel = input_pixel(job, number);
@@ -77,51 +69,48 @@ UPFOLD_DEVICE void store_input(const InputJob& job, const InputPlace& place, Val
 
 #if UPFOLD_WARPGROUPS
 // The results of some channels and the 64 pixels of a product; what lanes write and read at a time lies in different banks.
-template <typename Value>
 struct InputStaging {
-  static constexpr int kChannels = 64 / int(sizeof(Value)), kPitch = 64 * int(sizeof(Value)) + 16;
-  static constexpr int kBytes = kChannels * kPitch;
-  static_assert(4 * kBytes <= kInputStagingBytes, "two for each of two warpgroups");
+  static constexpr int kChannels = 16, kPitch = 64 + 4, kFloats = kChannels * kPitch;
+  static_assert(4 * 4 * kFloats <= kInputStagingBytes, "two for each of two warpgroups");
 };
 
-// All sums of a warpgroup: lanes hold pieces of 32 bytes or 64 of a channel, which would be parts of sectors in x, so that they
-// are put together in shared memory and a warp stores 64 pixels of a channel at a time.
-template <typename Value, typename Tile>
-__device__ __forceinline__ void store_staged(const InputJob& job, const InputPlace& place, Value* x, unsigned char* staging,
+// All sums of a warpgroup: eight lanes hold 64 bytes of a channel, so that these are put together in shared memory and a warp
+// stores 64 pixels of a channel at a time.
+template <typename Tile>
+__device__ __forceinline__ void store_staged(const InputJob& job, const InputPlace& place, float* x, float* staging,
                                              const float (&sums)[Tile::kM][Tile::kN8][4]) {
-  using Staging = InputStaging<Value>;
+  using Staging = InputStaging;
   constexpr int kTurns = Tile::kChannels / Staging::kChannels;
   static_assert(Tile::kM * kTurns % 2 == 0, "the next tile begins with the first buffer");
   const std::int32_t group = std::int32_t(threadIdx.x) / 128, warp = std::int32_t(threadIdx.x) / 32 % 4;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, left = job.ic - place.channel_tile * Tile::kChannels;
-  unsigned char* const own = staging + group * 2 * Staging::kBytes;
-  const std::int32_t to = lane % 4 * 2 * Staging::kPitch + (warp * 8 + lane / 4) * 2 * std::int32_t(sizeof(Value));
-  const std::int32_t from = warp * Staging::kPitch + lane * 2 * std::int32_t(sizeof(Value));
+  float* const own = staging + group * 2 * Staging::kFloats;
+  const std::int32_t to = lane % 4 * 2 * Staging::kPitch + (warp * 8 + lane / 4) * 2, from = warp * Staging::kPitch + lane * 2;
 #pragma unroll
   for (int i = 0; i < Tile::kM; ++i) {
     const std::int32_t number = group * 64 * Tile::kM + i * 64 + lane * 2;
     const std::int64_t first = input_offset(job, place, number), second = job.wide ? first : input_offset(job, place, number + 1);
-    Value* at = x + (std::int64_t(place.group) * job.ic + place.channel_tile * Tile::kChannels + warp) * job.x_c;
+    float* at = x + (std::int64_t(place.group) * job.ic + place.channel_tile * Tile::kChannels + warp) * job.x_c;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      unsigned char* const buffer = own + (i * kTurns + turn) % 2 * Staging::kBytes;
+      float* const buffer = own + (i * kTurns + turn) % 2 * Staging::kFloats;
 #pragma unroll
       for (int j = 0; j < Staging::kChannels / 8; ++j) {
         const float(&v)[4] = sums[i][turn * (Staging::kChannels / 8) + j];
-        unsigned char* const piece = buffer + to + j * 8 * Staging::kPitch;
-        store_neighbours(reinterpret_cast<Value*>(piece), v[0], v[2]);
-        store_neighbours(reinterpret_cast<Value*>(piece + Staging::kPitch), v[1], v[3]);
+        float* const piece = buffer + to + j * 8 * Staging::kPitch;
+        store_neighbours(piece, v[0], v[2]);
+        store_neighbours(piece + Staging::kPitch, v[1], v[3]);
       }
       meet<128>(group + 1);  // the pieces are there, and nobody reads the other buffer any more
 #pragma unroll
       for (int c = 0; c < Staging::kChannels / 4; ++c, at += 4 * job.x_c) {
         if (turn * Staging::kChannels + 4 * c + warp >= left) continue;
-        const auto* const pair = reinterpret_cast<const Value*>(buffer + from + 4 * c * Staging::kPitch);
+        const float2 pair = *reinterpret_cast<const float2*>(buffer + from + 4 * c * Staging::kPitch);
         if (job.wide) {
-          if (first >= 0) store_pair(at + first, pair);
+          if (first >= 0) *reinterpret_cast<float2*>(at + first) = pair;
         } else {
-          if (first >= 0) at[first] = pair[0];
-          if (second >= 0) at[second] = pair[1];
+          if (first >= 0) at[first] = pair.x;
+          if (second >= 0) at[second] = pair.y;
         }
       }
     }

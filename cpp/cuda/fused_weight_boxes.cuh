@@ -27,14 +27,9 @@ struct FusedWeightBoxTile {
 // Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
 struct FusedWeightBoxes {
   Divisor piece_copies, channel_boxes;  // boxes of a piece: its planes' and those of x; boxes of the same pixels of x
-  Divisor joined;                       // planes of neighbouring rows of taps that are one box, `y_copies` in a piece
   std::uint64_t x_layout;               // the descriptor of x in a stage, without its address
   std::int32_t width, box_width;        // pixels of a piece, of a box
   std::int32_t row;                     // pixels of a row of x where its rows are one run of pixels, else 0
-  // Columns of a row of y where its rows are one run of columns, else 0: a piece is a whole row of x then, and its box begins up
-  // to a vector early; and pixels that its last product has inside the row, from its first vector's first on, and its second's.
-  std::int32_t y_row, first_inside, second_inside;
-  std::int32_t y_copies;
   std::int32_t piece_products, box_products;
   std::int32_t box_channels;
   std::int32_t x_box, x_bytes, y_box, y_bytes;  // bytes of a box; from the same pixels' first to the next, from piece to piece
@@ -52,7 +47,6 @@ template <typename Value, typename Tile, int kReads>
 struct FusedWeightBoxBlock {
   using Sums = FusedWeightSums<Tile>;
   using Rows = FusedWeightRows<Tile>;
-  static constexpr std::int32_t kPixels = sizeof(Value) == 2 ? 2 : 1;  // of a word
   const FusedWeightJob& job;
   const FusedWeightBoxes& boxes;
   const FusedWeightPlace& place;
@@ -71,23 +65,10 @@ struct FusedWeightBoxBlock {
     const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
     std::uint32_t plane = std::uint32_t(unit);
     std::int32_t tap = std::int32_t(take(job.tap_units, plane)) * Tile::kTaps;
-    std::uint32_t box = plane - std::uint32_t(place.first_plane);
-    if (unit >= job.units) box = 0, tap = 0;  // nothing is kept of it
-    const std::int32_t before = std::int32_t(take(boxes.joined, box)) * job.dilation[1] * boxes.y_row;
-    return job.y_at + job.shift + (std::int32_t(box * job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
-           (before + lane % 4 * job.stride[2] * kPixels + tap * job.dilation[2]) * std::int32_t(sizeof(Value));
-  }
-
-  // Of a run of columns: the row of taps at which the box of the warp's plane begins; and bytes by which that of a piece is
-  // early.
-  __device__ __forceinline__ std::int32_t own_row_tap() const {
-    std::uint32_t plane = std::uint32_t(place.first_unit) + threadIdx.x / 32;
-    take(job.tap_units, plane);
-    return boxes.joined.value > 1 ? 0 : std::int32_t(take(job.kernel_h, plane));
-  }
-  __device__ __forceinline__ std::int32_t early_of(std::uint32_t piece, std::int32_t row_tap) const {
-    const std::int32_t row = std::int32_t(take(job.in_h, piece)) * job.stride[1] + row_tap * job.dilation[1];
-    return row * boxes.y_row * std::int32_t(sizeof(Value)) % 16;
+    std::int32_t in_block = std::int32_t(plane) - place.first_plane;
+    if (unit >= job.units) in_block = 0, tap = 0;  // nothing is kept of it
+    return job.y_at + job.shift + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
+           (lane % 4 * job.stride[2] * (sizeof(Value) == 2 ? 2 : 1) + tap * job.dilation[2]) * std::int32_t(sizeof(Value));
   }
 
   __device__ __forceinline__ void make_barriers() const {
@@ -104,12 +85,11 @@ struct FusedWeightBoxBlock {
   // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the
   // stage held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
   __device__ __forceinline__ std::int32_t channels_of(std::uint32_t which) const {
-    if (which >= std::uint32_t(boxes.y_copies)) {
-      std::uint32_t box = which - std::uint32_t(boxes.y_copies);
+    if (which >= std::uint32_t(job.block_planes)) {
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
       return job.in_channels - place.first_channel - std::int32_t(take(boxes.channel_boxes, box)) * boxes.box_channels;
     }
-    const std::uint32_t plane = std::uint32_t(place.first_plane) + which * boxes.joined.value;
-    return job.out_channels - std::int32_t(divide(job.row_taps, plane)) * kPlaneChannels;
+    return job.out_channels - std::int32_t(divide(job.row_taps, std::uint32_t(place.first_plane) + which)) * kPlaneChannels;
   }
 
   // Begins one copy of a piece. Boxes begin at multiples of 16 bytes. In a run of rows a piece may so begin some pixels early and
@@ -121,8 +101,8 @@ struct FusedWeightBoxBlock {
     const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
     const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel,
                        early = boxes.row > 0 ? in_run % kVector : 0;
-    if (which >= std::uint32_t(boxes.y_copies)) {
-      std::uint32_t box = which - std::uint32_t(boxes.y_copies);
+    if (which >= std::uint32_t(job.block_planes)) {
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
       const std::int32_t part = std::int32_t(take(boxes.channel_boxes, box));
       const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel + part * boxes.box_channels;
       const std::uint32_t boxes_before = in_step * std::uint32_t(boxes.piece_products / boxes.box_products) + box;
@@ -131,16 +111,14 @@ struct FusedWeightBoxBlock {
       copy_box(to, x, {first, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
       return;
     }
-    std::uint32_t sixteen = std::uint32_t(place.first_plane) + which * boxes.joined.value, kd = take(job.row_taps, sixteen);
+    std::uint32_t sixteen = std::uint32_t(place.first_plane) + which, kd = take(job.row_taps, sixteen);
     const std::int32_t kh = std::int32_t(take(job.kernel_h, kd));
     const std::int32_t channel = std::int32_t(place.group) * job.out_channels + std::int32_t(sixteen) * kPlaneChannels;
     const std::uint32_t to = stage + job.y_at + (which * job.rows.value + in_step) * boxes.y_bytes;
-    const std::int32_t column = (pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize;
-    const std::int32_t row = ih * job.stride[1] - job.pad[1] + kh * job.dilation[1];
-    const std::int32_t in_plane = boxes.y_row > 0 ? row * boxes.y_row / kVector * kVector : column;
     copy_box(to, y,
-             {in_plane, channel, boxes.y_row > 0 ? 0 : row, id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0],
-              sample},
+             {(pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize, channel,
+              ih * job.stride[1] - job.pad[1] + kh * job.dilation[1],
+              id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample},
              full);
   }
 
@@ -149,7 +127,7 @@ struct FusedWeightBoxBlock {
     std::uint32_t bytes = 0;  // of a step
     for (std::uint32_t which = 0; which < boxes.piece_copies.value; ++which) {
       if (channels_of(which) > 0)
-        bytes += std::uint32_t(which < std::uint32_t(boxes.y_copies) ? boxes.y_box : boxes.x_box) * pieces;
+        bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
     }
     FusedWeightRing ring{0, 1};  // every stage is empty at first
 #pragma unroll 1
@@ -169,9 +147,13 @@ struct FusedWeightBoxBlock {
     }
   }
 
-  // A word of pixels, of which so many lie in the row; the others' are zeros.
-  static __device__ __forceinline__ void keep_inside(std::uint32_t& word, std::int32_t inside) {
-    if (inside < kPixels) word = inside > 0 ? word & 0xffff : 0;
+  __device__ __forceinline__ void read(Rows& rows, std::int32_t at) const {
+    const unsigned char *const first = memory + at, *const second = first + boxes.second;
+    const std::int32_t below = 8 * job.pitch;
+    read_word<Value, Tile, kReads, 0>(job, first, rows);
+    read_word<Value, Tile, kReads, 1>(job, first + below, rows);
+    read_word<Value, Tile, kReads, 2>(job, second, rows);
+    read_word<Value, Tile, kReads, 3>(job, second + below, rows);
   }
 
   // Where the rows of a product and their pixels of x lie.
@@ -179,56 +161,37 @@ struct FusedWeightBoxBlock {
     std::int32_t y;   // bytes from the first stage
     std::uint32_t x;  // the low half of the descriptor
     std::int32_t in_piece, in_box;
-    std::uint32_t piece;  // of a run of columns, with the bytes by which it is early
-    std::int32_t early;
   };
-
-  __device__ __forceinline__ void read(Rows& rows, const Cursor& at) const {
-    const unsigned char *const first = memory + at.y + at.early, *const second = first + boxes.second;
-    const std::int32_t below = 8 * job.pitch;
-    read_word<Value, Tile, kReads, 0>(job, first, rows);
-    read_word<Value, Tile, kReads, 1>(job, first + below, rows);
-    read_word<Value, Tile, kReads, 2>(job, second, rows);
-    read_word<Value, Tile, kReads, 3>(job, second + below, rows);
-    if (boxes.y_row == 0 || at.in_piece + 1 < boxes.piece_products) return;
-    const std::int32_t pixel = std::int32_t(threadIdx.x % 4) * kPixels;
-#pragma unroll
-    for (int i = 0; i < 4 * Tile::kTaps; ++i)
-      keep_inside(rows[i / 4][i % 4], (i % 4 < 2 ? boxes.first_inside : boxes.second_inside) - pixel);
-  }
-
   // To the next product of a step, with `left` behind it; y stays where there is none.
-  __device__ __forceinline__ void advance(std::int32_t left, std::int32_t row_tap, Cursor& at) const {
+  __device__ __forceinline__ void advance(std::int32_t left, Cursor& at) const {
     const bool piece_ends = ++at.in_piece == boxes.piece_products, box_ends = ++at.in_box == boxes.box_products;
     at.in_piece = piece_ends ? 0 : at.in_piece, at.in_box = box_ends ? 0 : at.in_box;
     at.x += std::uint32_t(box_ends ? boxes.x_turn : boxes.x_next);
     at.y += left < 0 ? 0 : piece_ends ? boxes.y_turn : boxes.y_next;
-    if (boxes.y_row > 0 && piece_ends) at.early = early_of(++at.piece, row_tap);
   }
 
   // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
   // nothing may be written that a product reads: the compiler would let it end first.
   __device__ __forceinline__ void accumulate(Sums& sums) const {
-    const std::int32_t own = own_column(), products = job.products, row_tap = boxes.y_row > 0 ? own_row_tap() : 0;
+    const std::int32_t own = own_column(), products = job.products;
     const std::uint32_t first = std::uint32_t(boxes.x_layout) + shared_address(memory) / 16, layout = boxes.x_layout >> 32;
     FusedWeightRing ring{0, 0};
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
       barrier_wait(shared_address(&barriers.full[ring.at]), std::uint32_t(ring.parity));
       const std::int32_t stage = ring.at * job.stage_bytes;
-      Cursor at{own + stage, first + std::uint32_t(stage) / 16, 0, 0, step * job.rows.value, 0};
-      if (boxes.y_row > 0) at.early = early_of(at.piece, row_tap);
+      Cursor at{own + stage, first + std::uint32_t(stage) / 16, 0, 0};
       std::uint32_t x_own = at.x;
       Rows rows;
-      read(rows, at);
-      advance(products - 2, row_tap, at);
+      read(rows, at.y);
+      advance(products - 2, at);
 #pragma unroll 1
       for (std::int32_t left = products; left > 0; --left) {
         Rows next;
-        read(next, at);
+        read(next, at.y);
         multiply_taps<Value, Tile>(sums, rows, std::uint64_t(layout) << 32 | x_own);
         x_own = at.x;
-        advance(left - 3, row_tap, at);
+        advance(left - 3, at);
         warpgroup_wait<0>();
         keep_rows<Tile>(rows);
 #pragma unroll

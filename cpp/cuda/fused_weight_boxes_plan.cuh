@@ -18,10 +18,9 @@ constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // 
 constexpr std::int64_t kMostBox = 256;                                       // elements of an axis of a box
 constexpr std::int64_t kPlaneRows = kPlaneChannels, kPartRows = 32;          // channels of a box of x that is no whole tile
 
-// A piece is some boxes of x next to one another, of so many vectors each; y has `pitch` bytes between rows, and `joined` planes
-// of neighbouring rows of taps in a box.
+// A piece is some boxes of x next to one another, of so many vectors each; y has `pitch` bytes between rows.
 struct BoxCut : WeightCut {
-  std::int64_t box_vectors, joined, pitch;
+  std::int64_t box_vectors, pitch;
 };
 
 class BoxPlanner : public WeightPlanner {
@@ -41,16 +40,12 @@ class BoxPlanner : public WeightPlanner {
     for (std::int64_t vectors = 8; vectors >= 1; vectors /= 2) {
       const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
       for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
-        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 1, 0};
-        choose_pitch(cut, planned, best);
-        cut.joined = p_.kernel_h;
-        if (y_run_ && p_.kernel_h > 1 && planes_ * tap_units_ == tile_.warps && planes_ % p_.kernel_h == 0)
-          choose_pitch(cut, planned, best);
+        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 0};
+        const std::int64_t least = least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
+        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
+          choose_pieces(cut, planned, best);
+        }
       }
-    }
-    if (best < 0 && y_run_) {  // rows too long for a box
-      may_run_ = false;
-      return cut(shared);
     }
     if (best < 0) return false;
     cut_ = best_, pitch_ = best_.pitch, x_bytes_ = x_bytes(best_), stage_bytes_ = stage_bytes(best_);
@@ -65,11 +60,9 @@ class BoxPlanner : public WeightPlanner {
     plan.boxes = boxes();
     plan.engine_cycles = std::int64_t(engine_cycles(best_) / double(tile_.blocks * cut_.chunks) * double(cut_.rows));
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
-    const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d}, y_runs[] = {p_.out_w * p_.out_h, 1, p_.out_d};
-    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size);
-    plan.y = tensor(p_.y, p_.out_channels, y_run_ ? y_runs : y_size);
+    const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
+    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
     if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
-    if (y_run_) plan.y.strides[1] = ceil_div(p_.out_w * p_.out_h * size_, 16) * 16;
     plan.x.box[0] = plan.boxes.box_width, plan.x.box[1] = plan.boxes.box_channels;
     plan.x.swizzle = std::int32_t(16 * best_.box_vectors);
     plan.y.box[0] = std::int32_t(pitch_ / size_), plan.y.box[1] = std::int32_t(y_rows());
@@ -83,35 +76,23 @@ class BoxPlanner : public WeightPlanner {
  private:
   const bool aligned_;
   BoxCut best_{};
-  // Pixels of a row of a run, and how many of them a box may begin early; whether rows of y are a run, and operands are packed.
-  std::int64_t row_ = 0, early_ = 0, y_early_ = 0;
-  bool may_run_ = true, y_run_ = false, packs_x_ = false, packs_y_ = false;
+  // Pixels of a row of a run, and how many of them a box may begin early; whether operands are packed.
+  std::int64_t row_ = 0, early_ = 0;
+  bool packs_x_ = false, packs_y_ = false;
 
   std::int64_t y_rows() const { return std::min(out_channels_per_group(p_), kPlaneRows); }
   std::int64_t x_bytes(const BoxCut& cut) const { return 2 * cut.products() * 16 * tile_.channels; }
   std::int64_t stage_bytes(const BoxCut& cut) const {
-    const std::int64_t bytes = x_bytes(cut) + planes_ / cut.joined * cut.rows * kPlaneChannels * cut.pitch;
+    const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * cut.pitch;
     return ceil_div(bytes, kBoxAlignment) * kBoxAlignment;
   }
 
-  void choose_pitch(BoxCut cut, std::int64_t planned, double& best) {
-    // Columns in front of the last of joined planes, and those by which a box is early.
-    const std::int64_t before = (cut.joined - 1) * p_.dilation_h * p_.out_w + y_early_;
-    const std::int64_t least = least_pitch(cut, before + (size_ == 4 ? 0 : 8 / size_));
-    for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16)
-      choose_pieces(cut, planned, best);
-  }
-
-  // Of a run of columns, products know where a whole row begins and ends, in the last of them.
-  bool ends_with_rows(const BoxCut& cut) const {
-    return cut.chunks == 1 && cut.box_vectors > 1 && (cut.row_vectors - 2) * vector_ < p_.in_w;
-  }
   void choose_pieces(BoxCut cut, std::int64_t planned, double& best) {
     const std::int64_t pieces = total_rows() * cut.chunks;
-    if (pieces > kMostCount || (y_run_ && !ends_with_rows(cut))) return;
+    if (pieces > kMostCount) return;
     const double piece = row_cycles(cut) / double(cut.chunks);
     const std::int64_t least = cut.box_vectors == 1 ? 2 : 1;  // a product takes two vectors
-    const std::int64_t copies = planes_ / cut.joined + ceil_div(cut.row_vectors, cut.box_vectors);
+    const std::int64_t copies = planes_ + ceil_div(cut.row_vectors, cut.box_vectors);
     for (cut.rows = least; cut.rows <= kMostPieces; cut.rows += least) {
       const std::int64_t stages = planned / stage_bytes(cut), steps = ceil_div(pieces, cut.rows);
       if (stages < 2 || (cut.rows > least && (steps * (cut.rows - least) >= pieces || cut.rows * copies > kMostCopies))) return;
@@ -124,7 +105,6 @@ class BoxPlanner : public WeightPlanner {
 
   // Vectors of y outside it that the boxes of a row of x have, in each row of a box.
   std::int64_t vectors_outside(const BoxCut& cut) const {
-    if (y_run_) return 0;
     const std::int64_t step = cut.row_vectors * vector_ * w_.stride, columns = cut.pitch / size_, begin = -w_.pad - shift_;
     std::int64_t outside = 0;
     for (std::int64_t i = 0; i < cut.chunks && begin + i * step < 0; ++i) outside += std::min(columns, -(begin + i * step));
@@ -140,7 +120,7 @@ class BoxPlanner : public WeightPlanner {
     const double x = vectors / double(cut.box_vectors) * kRowCycles + vectors * kVectorCycles + outside * kOutsideCycles;
     const double y =
         chunks * (kRowCycles + double(cut.pitch) / 16 * kVectorCycles) + double(vectors_outside(cut)) * kOutsideCycles;
-    return tile_.blocks * (x_rows() * x + planes_rows() / double(cut.joined) * y);
+    return tile_.blocks * (x_rows() * x + planes_rows() * y);
   }
   // or of products, or of shared memory, where products read x, rows are read and copies arrive.
   double row_cycles(const BoxCut& cut) const {
@@ -148,7 +128,7 @@ class BoxPlanner : public WeightPlanner {
     const int meet = conflicts(cut.pitch * (reads_ == kPairs ? 2 : 1));
     const double reads = vectors / 2 * double(4 * tile_.taps * tile_.warps * meet);
     const double x_reads = vectors / 2 * double(tile_.taps * tile_.warps * tile_.channels) / 16;
-    const double arrivals = (x_rows() * vectors * 16 + planes_rows() / double(cut.joined) * chunks * double(cut.pitch)) / 128;
+    const double arrivals = (x_rows() * vectors * 16 + planes_rows() * chunks * double(cut.pitch)) / 128;
     const double accesses = kSharedWaits * tile_.blocks * (reads + x_reads + arrivals);
     return std::max({engine_cycles(cut), vectors / 2 * kProductCycles * sums(), accesses});
   }
@@ -173,27 +153,13 @@ class BoxPlanner : public WeightPlanner {
                         fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
     return inside && is_run && p_.in_w * w_.stride % vector_ == 0;
   }
-  // Whether rows of y, which begin anywhere in a map, may be read as parts of one run of columns: no tap of a pixel lies outside.
-  // Behind its last pixel a piece then meets columns of other rows, whose products the kernel leaves out. Pairs of taps are read
-  // as aligned words of two.
-  bool y_is_a_run() const {
-    if (reads_ == kPairs && p_.out_w * size_ % 8 != 0) return false;
-    const Axis h = axis_h(p_);
-    const bool inside = w_.pad == 0 && h.pad == 0 && (w_.in - 1) * w_.stride + (w_.kernel - 1) * w_.dilation < w_.out &&
-                        (h.in - 1) * h.stride + (h.kernel - 1) * h.dilation < h.out;
-    return inside && p_.y.h == p_.out_w && p_.out_w <= kMostCount / p_.out_h &&
-           fits(p_.y, p_.out_channels, {p_.out_w * p_.out_h, 1, p_.out_d}, false);
-  }
   // Whether boxes can be described, of the operands or of what is packed of them.
   bool boxes_fit() {
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
     const bool x_fits = fits(p_.x, p_.in_channels, x_size, true);
-    const bool y_fits = fits(p_.y, p_.out_channels, y_size, true);
-    y_run_ = !y_fits && may_run_ && y_is_a_run();
-    y_early_ = y_run_ ? vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.out_w & -p_.out_w))) : 0;
-    row_ = !x_fits && !y_run_ && rows_are_a_run() ? p_.in_w : 0;
+    row_ = !x_fits && rows_are_a_run() ? p_.in_w : 0;
     early_ = row_ == 0 ? 0 : vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.in_w & -p_.in_w)));
-    packs_x_ = !x_fits && row_ == 0, packs_y_ = !y_fits && !y_run_;
+    packs_x_ = !x_fits && row_ == 0, packs_y_ = !fits(p_.y, p_.out_channels, y_size, true);
     const std::int64_t x_vectors = packed_vectors(p_.in_channels, x_size), y_vectors = packed_vectors(p_.out_channels, y_size);
     if ((packs_x_ && x_vectors > kMostCount) || (packs_y_ && y_vectors > kMostCount)) return false;
     packed_bytes_ = 16 * ((packs_x_ ? x_vectors : 0) + (packs_y_ ? y_vectors : 0));
@@ -211,8 +177,7 @@ class BoxPlanner : public WeightPlanner {
     b.piece_products = std::int32_t(ceil_div(cut_.row_vectors, 2)), b.box_products = std::int32_t(ceil_div(vectors, 2));
     b.box_channels = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
     b.channel_boxes = make_divisor(ceil_div(std::min(channels, in_channels), std::int64_t(b.box_channels)));
-    b.joined = make_divisor(best_.joined), b.y_copies = std::int32_t(planes_ / best_.joined);
-    b.piece_copies = make_divisor(b.y_copies + boxes * b.channel_boxes.value);
+    b.piece_copies = make_divisor(planes_ + boxes * b.channel_boxes.value);
     b.x_box = std::int32_t(16 * vectors * b.box_channels), b.x_bytes = std::int32_t(16 * vectors * channels);
     b.y_box = std::int32_t(y_rows() * pitch_), b.y_bytes = std::int32_t(kPlaneChannels * pitch_);
     const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
@@ -222,9 +187,7 @@ class BoxPlanner : public WeightPlanner {
     // The kind of swizzle, the distances of groups of eight rows and, without one, of the vectors of the reduction.
     const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
     b.x_layout = kind << 62 | std::uint64_t(8 * vectors) << 32 | std::uint64_t(vectors == 1 ? channels : 1) << 16;
-    b.row = std::int32_t(row_), b.y_row = std::int32_t(y_run_ ? p_.out_w : 0);
-    b.first_inside = std::int32_t(p_.in_w - (b.piece_products - 1) * 2 * vector_);
-    b.second_inside = std::int32_t(b.first_inside - vector_);
+    b.row = std::int32_t(row_);
     return b;
   }
 

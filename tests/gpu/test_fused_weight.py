@@ -119,8 +119,8 @@ def box_tiles(case, x, g, device):
     return {config: fused_weight.call(problem, config, cuda.index(device)).work[4] for config in tiles}
 
 
-# Rows of x and y at multiples of 16 bytes, in pieces of some boxes and of one; rows of x as one run of pixels; x, y, both packed;
-# rows of 16-bit y as one run of columns, in pieces of some boxes and of one, of odd widths, with taps that overlap.
+# Rows of x and y at multiples of 16 bytes, in pieces of some boxes and of one; rows of x as one run of pixels; x, y, both packed,
+# of which rows of 16-bit y also begin at multiples of 4 or 8 bytes, in wide and narrow maps, with taps that overlap.
 BOXED = {
     "rows": (layer(in_channels=130, out_channels=40, in_size=(3, 48), kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)), False),
     "narrow": (layer(in_channels=64, out_channels=20, in_size=(5, 8), kernel_size=(2, 2), stride=(2, 2)), False),
@@ -165,8 +165,8 @@ def test_a_nan_stays_in_its_channel_where_boxes_end_in_neighbours(device):
 
 
 @pytest.mark.parametrize("what", [name for name in BOXED if "columns" in name])
-def test_a_nan_of_the_gradient_stays_with_its_tap_where_boxes_end_in_neighbours(what, device):
-    """In a run of rows a box of the gradient holds columns of other taps behind a row's last pixel."""
+def test_a_nan_of_the_gradient_stays_with_its_tap(what, device):
+    """Rows of the gradient that are no whole vectors have neighbours of other taps in their words and boxes."""
     case = BOXED[what][0]
     x, g = exact_operands(case, torch.bfloat16, device)
     expected = want(case, x, g)

@@ -17,26 +17,27 @@ REFUSAL = (
 )
 # The number of the forward's first tile among the configs: those before it are the tiles made for the gradient.
 MIRRORED = 100
-# What predicts the microseconds of a call, fitted to every tile of 27 layers in two types on an H200 (10 % off in root mean
-# square). Like those of the forward they order tiles and methods; they are no rates of the device.
-_CALL = 7.23
-_MEMORY = 0.31  # of a megabyte of the operands, at the least
-_PACKED = 1.27  # of a megabyte of the weight
-_PARTIAL = 0.249  # of a megabyte of partial sums
-_COPIED, _COPY = 1.73e-5, 4.17e-4  # of a byte of the gradient, and of a copy of some
-_STREAMED = 5.95e-6  # of a byte of weights, where they do not stay
-_STORED = 1.41e-4  # of a sum
+# What predicts the microseconds of a call, fitted to 253 tiles of 27 layers on an H200 (9 % off in root mean square; of 16-bit
+# values mostly before their results went straight to x). Like those of the forward they order tiles and methods; they are no
+# rates of the device.
+_CALL = 6.45
+_MEMORY = 0.294  # of a megabyte of the operands, at the least
+_PACKED = 1.04  # of a megabyte of the weight
+_PARTIAL = 0.311  # of a megabyte of partial sums
+_COPIED, _COPY = 7.87e-6, 4.99e-4  # of a byte of the gradient, and of a copy of some
+_STREAMED = 7.84e-6  # of a byte of weights, where they do not stay
+_STORED = {4: 1.4e-4, 2: 1.12e-4}  # of a sum, by the bytes of a value
 # Of a step, and of a pixel and a channel in one, by how taps are read: as fours, as rows of four, as threes, in pairs, singly,
 # and four of a pixel.
 _MULTIPLY = (
-    (0.0733, 3.31e-6),
-    (0.0889, 2.1e-6),
-    (0.0772, 2.89e-6),
-    (0.121, 1.69e-6),
-    (0.162, 2.67e-6),
-    (0.0847, 2.36e-6),
+    (0.0846, 2.93e-6),
+    (0.0914, 2.1e-6),
+    (0.0912, 3.03e-6),
+    (0.117, 2.19e-6),
+    (0.163, 3.19e-6),
+    (0.0842, 2.5e-6),
 )
-_ONE_PRODUCT, _TWO = 128, 1.52  # pixels of one product for each warpgroup; how much longer two of them take
+_ONE_PRODUCT, _TWO = 128, 1.51  # pixels of one product for each warpgroup; how much longer two of them take
 
 
 @lru_cache(maxsize=4096)
@@ -96,7 +97,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         step, product = _MULTIPLY[reads]
         multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
         load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
-        store = pixels * channels * _STORED
+        store = pixels * channels * _STORED[DTYPE_BYTES[problem.dtype]]
         waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
         time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
         time += 4e-6 * split * parts * pixels * channels * _PARTIAL + 1e-6 * packed * _PACKED
