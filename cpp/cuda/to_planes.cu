@@ -7,7 +7,6 @@
 namespace upfold::cuda {
 
 constexpr int kThreads = 256, kAtATime = 8;  // loads of a thread that are in flight
-constexpr int kTileElements = 4096, kMostTileChannels = 64;
 
 struct ToPlanesJob {
   Divisor pixel_tiles, channel_tiles;  // of a sample
@@ -87,6 +86,7 @@ namespace upfold::cuda {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;
+constexpr std::int64_t kTileElements = 4096, kMostTileChannels = 64;
 
 std::int64_t tile_channels_of(std::int64_t channels) { return ceil_div(channels, ceil_div(channels, kMostTileChannels)); }
 std::int64_t tile_pixels_of(std::int64_t channels, std::int64_t element) {

@@ -40,7 +40,7 @@ _GPU_LAUNCH_SECONDS = 3.35e-6
 _GPU_GEMM_HOST_SECONDS, _GPU_HOST_SHARE = 17e-6, 0.1
 _GPU_BYTES = 3.76e12  # a second
 # Multiply-adds counted as two operations a second: of a matrix product, by type.
-_GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 46e12, torch.float64: 46e12}
+_GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 46.5e12, torch.float64: 46e12}
 _GPU_GEMM_TF32_FLOPS = 350e12
 # Input channels of a group at which the product reaches half of that, in TF32 and else. With the first as the second, and 243e12,
 # deep products took 0.6 of what was said, and the choice was 21 % off on one layer (2048 -> 256 on 8 x 6).
@@ -60,9 +60,10 @@ _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
 _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
+_GPU_DIRECT_DEPTH = 1.13  # how much longer a forward takes in three dimensions: 1.10 and 1.14 times what was said of two layers
 # Per product of one result, which follow one another.
 _GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
-_GPU_DIRECT_WEIGHT_FACTOR, _GPU_DIRECT_INPUT_FACTOR = 1.54, 1.3
+_GPU_DIRECT_WEIGHT_FACTOR, _GPU_DIRECT_INPUT_FACTOR = 1.54, 1.55
 _GPU_DIRECT_WEIGHT_CHANNELS = 48  # of x: fewer take as many times longer (21 took 2.0 to 2.7 times what was said, 32 1.9)
 # More seconds of an element of columns of a forward where channels are innermost: each, and as many times as channels are fewer
 # than one. A gradient copies y as planes then: a launch, and its bytes read and written.
@@ -229,6 +230,8 @@ def _direct_on_gpu(problem: Problem) -> float:
         in_a_row = problem.out_channels_per_group * problem.taps * _GPU_DIRECT_ADJOINT_TERM_SECONDS
         return _GPU_DIRECT_GRADIENT_CALL_SECONDS + max(_GPU_DIRECT_INPUT_FACTOR * work, in_a_row)
     phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
+    if problem.operator is Operator.CONV_TRANSPOSE and problem.in_size[0] > 1:
+        work *= _GPU_DIRECT_DEPTH
     work = max(work, problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS)
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
         if problem.groups == 1:

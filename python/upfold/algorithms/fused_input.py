@@ -22,7 +22,7 @@ MIRRORED = 100
 # rates of the device.
 _CALL = 6.45
 _MEMORY = 0.294  # of a megabyte of the operands, at the least
-_PACKED = 1.04  # of a megabyte of the weight
+_PACKED = 4.16  # of a million elements of the weight
 _PARTIAL = 0.311  # of a megabyte of partial sums
 _COPIED, _COPY = 7.87e-6, 4.99e-4  # of a byte of the gradient, and of a copy of some
 _STREAMED = 7.84e-6  # of a byte of weights, where they do not stay
@@ -83,7 +83,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, which multiply or wait for what they copy, and store."""
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    packed = DTYPE_BYTES[problem.dtype] * problem.in_channels * problem.out_channels_per_group * problem.taps
+    packed = problem.in_channels * problem.out_channels_per_group * problem.taps
     least = 1e-6 * problem.bytes * _MEMORY
     predicted = {}
     for config, (pixels, channels, reads) in enumerate(module.fused_input_tiles()):
