@@ -99,9 +99,13 @@ def _sizes(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[Sizes, Sizes]:
     return ctx.sizes or (tuple(a.shape[2:]), tuple(b.shape[2:]))
 
 
+# Of batched tensors: batch and space, by the number of axes.
+_ALL_BUT_CHANNELS = {axes: (0, *range(2, axes)) for axes in (3, 4, 5)}
+
+
 def _channels(grad: torch.Tensor) -> torch.Tensor:
     """The gradient of the bias: the sum over batch and space."""
-    return grad.sum(dim=[0, *range(2, grad.dim())])
+    return grad.sum(_ALL_BUT_CHANNELS[grad.dim()])
 
 
 class _ConvTransposeRules:
@@ -133,13 +137,14 @@ class _ConvTransposeRules:
         arguments, algorithm = ctx.arguments, ctx.algorithm
         wants_x, wants_w, wants_bias = wanted[:3]
         in_size, kernel_size = _sizes(ctx, x, w)
-        return (
-            conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None,
-            conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None,
-            _channels(grad) if wants_bias else None,
-            None,
-            None,
-        )
+        if not grad.is_complex() and nobody_intercepts(grad, x, w) and not needs_gradient(grad, x, w):
+            # As nearly every backward: asked once, not by each operator.
+            x_grad = execute.conv(grad, w, in_size, arguments, algorithm) if wants_x else None
+            w_grad = execute.conv_transpose_weight(x, grad, kernel_size, arguments, algorithm) if wants_w else None
+        else:
+            x_grad = conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None
+            w_grad = conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None
+        return x_grad, w_grad, _channels(grad) if wants_bias else None, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_t: torch.Tensor | None, w_t: torch.Tensor | None, bias_t: torch.Tensor | None, *_: None) -> Any:

@@ -126,7 +126,8 @@ def _backward(rules: Any, choose: Callable[[Any], Wanted]) -> Callable[[Any, tor
             return rules.backward(ctx, grad, wanted)
         if 0 in grad.stride():  # as below a sum: laid out once, not by each operator that reads it
             grad = grad.contiguous()
-        if ctx.settings == current():
+        now = current()
+        if ctx.settings is now or ctx.settings == now:
             return rules.backward(ctx, grad, wanted)
         with restored(ctx.settings):
             return rules.backward(ctx, grad, wanted)
