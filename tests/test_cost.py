@@ -46,11 +46,20 @@ def test_gradients_of_tiny_layers_stay_with_the_product(mode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(("name", "mode"), [("fcn32s-21-21-k64@16", GRAD_WEIGHT), ("dcgan-64-3@32", GRAD_INPUT)])
-def test_columns_of_few_innermost_channels_are_slow(name, mode, dtype):
-    """In channels_last direct was measured 2.3 to 17 times as fast; contiguous in float32 the product was faster."""
-    assert preferred(problem(name, mode)) == "gemm"
-    assert preferred(problem(name, mode, dtype, layout="channels_last")) == "direct"
+def test_gradients_of_few_channels_take_the_product_in_either_layout(name, mode, layout, dtype):
+    """By way of planes channels_last was measured 1.8 to 3 times as fast as direct, which led before."""
+    assert preferred(problem(name, mode, dtype, layout=layout)) == "gemm"
+
+
+@pytest.mark.parametrize(("name", "mode"), [("fcn32s-21-21-k64@16", GRAD_WEIGHT), ("dcgan-64-3@32", GRAD_INPUT)])
+def test_planes_cost_what_copying_them_takes(name, mode):
+    """Measured 31 and 33 % of the contiguous gradient."""
+    contiguous, last = (
+        predicted_seconds("gemm", problem(name, mode, layout=layout), GPU) for layout in ("contiguous", "channels_last")
+    )
+    assert 1.05 * contiguous < last < 2 * contiguous
 
 
 def test_no_product_is_predicted_shorter_than_its_launches():
