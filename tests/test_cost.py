@@ -55,7 +55,7 @@ def test_gradients_of_few_channels_take_the_product_in_either_layout(name, mode,
 
 @pytest.mark.parametrize(("name", "mode"), [("fcn32s-21-21-k64@16", GRAD_WEIGHT), ("dcgan-64-3@32", GRAD_INPUT)])
 def test_planes_cost_what_copying_them_takes(name, mode):
-    """Measured 31 and 33 % of the contiguous gradient."""
+    """Measured 31 and 33 % on top of the contiguous gradient."""
     contiguous, last = (
         predicted_seconds("gemm", problem(name, mode, layout=layout), GPU) for layout in ("contiguous", "channels_last")
     )

@@ -297,7 +297,8 @@ bool takes_runs(const RowsJob& job, bool long_rows) {
 // accesses: short rows; 2-byte columns of stride 1, or of several taps, or of whole runs. And where few pixels have many taps,
 // which one lane would read one after another (k64 s32: 350 us for 23 MB).
 bool takes_tiles(const RowsJob& job, std::int64_t total, std::size_t element) {
-  constexpr std::int64_t kLarge = 40 << 20, kManyTaps = 1 << 10;  // bytes
+  constexpr std::int64_t kLarge = 40 << 20;  // bytes
+  constexpr std::int64_t kManyTaps = 1 << 10;
   if (job.y_c == 1 && job.channels > 1) return false;
   const std::int64_t taps = total / std::max<std::int64_t>(std::int64_t(job.positions) * job.channels, 1);
   if (total * std::int64_t(element) < kLarge && taps < kManyTaps) return false;
