@@ -137,9 +137,7 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
     return from;
   }
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
-  LastSourceJob job = plan.source_pack;
-  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
-  job.lines = job.lines && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
+  const LastSourceJob job = source_at(plan.source_pack, from);
   const unsigned blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
   const auto bits = reinterpret_cast<const Bits*>(from);
   const auto to = static_cast<uint4*>(operands.packed_source);

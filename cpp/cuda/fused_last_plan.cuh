@@ -310,14 +310,7 @@ class LastPlanner : LastAlternator {
     job = source_job(s, source_channels() * p_.groups, vectors, pixels, source_size_[2], source_size_[1]);
     job.gap = std::uint32_t(packed_row() - source_size_[2]);
     job.packed += job.gap * std::uint32_t(source_size_[0] * source_size_[1]);
-    // Two steps of a block where that leaves each multiprocessor some blocks.
-    const std::int64_t blocks = plan_.batch * job.channel_tiles.value * job.pixel_tiles.value;
-    job.steps = pixels > kSourcePixels && blocks > kSourceSteps * 8 * kLastAimBlocks ? kSourceSteps : 1;
-    job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels * job.steps)));
-    const std::int64_t whole = 16 / element_, flat_h = source_size_[2], flat_d = flat_h * source_size_[1];
-    const bool flat =
-        (s.w == 1 || source_size_[2] == 1) && (s.h == flat_h || source_size_[1] == 1) && (s.d == flat_d || source_size_[0] == 1);
-    job.lines = flat && (s.n | s.c | pixels) % whole == 0;
+    quicken_source(job, s, plan_.batch, element_);
   }
 
   void describe_source(const Strides& s) {

@@ -23,6 +23,8 @@ struct LastSourceJob {
 constexpr int kSourceThreads = 256, kSourcePixels = 64, kSourceSteps = 2, kSourcePitch = 33;  // words of 4 bytes
 
 #ifndef __CUDACC_RTC__
+constexpr std::int64_t kSourceBusyBlocks = 8 * 132;  // eight for each multiprocessor of a large device
+
 // Samples of `pixels` pixels, rows of `width` and planes of `height` rows, to rows of `vectors` vectors: one step of a block.
 inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::int64_t vectors, std::int64_t pixels,
                                 std::int64_t width, std::int64_t height) {
@@ -34,6 +36,24 @@ inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::in
   job.vectors = std::int32_t(vectors);
   job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h, job.w = s.w;
   job.paired = s.w == 1 && ((s.n | s.c | s.d | s.h | width) & 1) == 0;
+  return job;
+}
+
+// For launches over some of `samples` samples of elements of `size` bytes: whole lines where they can be read, and more steps of
+// a block where that leaves each multiprocessor some blocks.
+inline void quicken_source(LastSourceJob& job, const Strides& s, std::int64_t samples, std::int64_t size) {
+  const std::int64_t pixels = job.pixels, whole = 16 / size, width = job.width.value, height = job.height.value;
+  const std::int64_t blocks = samples * job.channel_tiles.value * job.pixel_tiles.value, depth = pixels / (width * height);
+  job.steps = pixels > kSourcePixels && blocks > kSourceSteps * kSourceBusyBlocks ? kSourceSteps : 1;
+  job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourcePixels * job.steps)));
+  const bool flat = (s.w == 1 || width == 1) && (s.h == width || height == 1) && (s.d == width * height || depth == 1);
+  job.lines = flat && (s.n | s.c | pixels) % whole == 0;
+}
+
+// As a launch reads from an address.
+inline LastSourceJob source_at(LastSourceJob job, const void* from) {
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
+  job.paired = job.paired && address % 4 == 0, job.lines = job.lines && address % 16 == 0;
   return job;
 }
 #endif

@@ -52,8 +52,7 @@ const void* packed_samples(const Launch& launch, const WeightLastOperand& operan
                            void* to) {
   if (operand.packed_bytes == 0) return from;
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
-  LastSourceJob job = operand.pack;
-  job.paired = job.paired && reinterpret_cast<std::uintptr_t>(from) % 4 == 0;
+  const LastSourceJob job = source_at(operand.pack, from);
   launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
                 unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
                 reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));

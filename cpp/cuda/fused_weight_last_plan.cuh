@@ -80,6 +80,7 @@ class WeightLastPlanner : WeightLastTaps {
     Strides result = s;
     if (!lies_in_boxes(s, sizes)) {
       own.pack = source_job(s, channels, vectors, pixels, sizes[0], sizes[1]);
+      quicken_source(own.pack, s, p_.batch, element_);
       own.packed_bytes = 16 * vectors * pixels;  // of a sample
       result = {0, 1, 0, 0, 0};
     }

@@ -22,14 +22,10 @@
 #include "fused_weight_last.h"
 #include "launch.cuh"
 #include "smoke_memory.h"
+#include "smoke_moves.h"
 
 namespace upfold::cuda {
 namespace {
-
-Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bool channels_last) {
-  if (channels_last) return {c * d * h * w, 1, c * h * w, c * w, c};
-  return {c * d * h * w, d * h * w, h * w, w, 1};
-}
 
 Problem random_problem(Random& random, bool small) {
   Problem p{};
@@ -118,10 +114,6 @@ void products(const Problem& p, Body body) {
   });
 }
 
-struct Tally {
-  long runs = 0, failures = 0;
-};
-
 // Runs `call` on fresh buffers and compares the operand that the operator writes with loops on the host, bit for bit: sums of
 // products of -1, 0 and 1 are exact.
 template <typename Function>
@@ -168,30 +160,6 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
       name, int(p.op), int(p.dtype), same ? "a guard band was written" : "wrong values", (long long)p.batch,
       (long long)p.in_channels, (long long)p.out_channels, (long long)p.groups, (long long)p.in_d, (long long)p.in_h,
       (long long)p.in_w, (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
-}
-
-// Copies of rows, which are no operator: what lies between them stays.
-void run_copy_rows(Dtype dtype, Random& random, Tally& tally) {
-  const std::int64_t rows = pick(random, {1, 3, 40}), columns = pick(random, {1, 8, 37, 512});
-  const Rows shape{rows, columns, columns + pick(random, {0, 8, 3}), columns + pick(random, {0, 16, 5})};
-  const bool relu = pick(random, {0, 1}) != 0;
-  const std::vector<float> values = integers(random, rows * shape.from_row);
-  std::vector<float> expected(std::size_t(rows * shape.to_row), 2.0f);
-  Buffer from(rows * shape.from_row, dtype), to(rows * shape.to_row, dtype);
-  from.upload(values), to.upload(expected);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t i = 0; i < columns; ++i) {
-      const float value = values[std::size_t(row * shape.from_row + i)];
-      expected[std::size_t(row * shape.to_row + i)] = relu && value < 0.0f ? 0.0f : value;
-    }
-  }
-  copy_rows({0, 0}, dtype, shape, relu, from.data(), to.data());
-  check(cudaDeviceSynchronize(), "copy_rows");
-  ++tally.runs;
-  if (to.download() == expected && from.guards_hold() && to.guards_hold()) return;
-  ++tally.failures;
-  std::printf("copy_rows of type %d: wrong values, or a guard band was written; %lld rows of %lld, %lld and %lld apart\n",
-              int(dtype), (long long)rows, (long long)columns, (long long)shape.from_row, (long long)shape.to_row);
 }
 
 // On warpgroups alone, of whose barriers racecheck knows nothing.
@@ -276,6 +244,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   const Launch launch{0, 0};
   Problem p = random_problem(random, small);
   run_copy_rows(p.dtype, random, tally);
+  run_channel_sums(p.dtype, random, tally);
+  run_to_pixels(p.dtype, random, tally);
   for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
     p.op = op;
     const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from . import activation as activations
-from . import execute
+from . import backward, execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
+from .channel_sums import channel_sums, summed_by_torch
 from .dispatch import encode_algorithm
 from .execute import Arguments
 from .functions import Wanted, applied, dispatched, eager, recorded, transformed
@@ -99,15 +100,6 @@ def _sizes(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[Sizes, Sizes]:
     return ctx.sizes or (tuple(a.shape[2:]), tuple(b.shape[2:]))
 
 
-# Of batched tensors: batch and space, by the number of axes.
-_ALL_BUT_CHANNELS = {axes: (0, *range(2, axes)) for axes in (3, 4, 5)}
-
-
-def _channels(grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of the bias: the sum over batch and space."""
-    return grad.sum(_ALL_BUT_CHANNELS[grad.dim()])
-
-
 class _ConvTransposeRules:
     """y = conv_transpose(x, w) + bias."""
 
@@ -139,12 +131,19 @@ class _ConvTransposeRules:
         in_size, kernel_size = _sizes(ctx, x, w)
         if not grad.is_complex() and nobody_intercepts(grad, x, w) and not needs_gradient(grad, x, w):
             # As nearly every backward: asked once, not by each operator.
-            x_grad = execute.conv(grad, w, in_size, arguments, algorithm) if wants_x else None
-            w_grad = execute.conv_transpose_weight(x, grad, kernel_size, arguments, algorithm) if wants_w else None
+            x_grad = w_grad = None
+            if wants_x and wants_w:
+                x_grad, w_grad = backward.gradients(grad, x, w, arguments, algorithm)
+            elif wants_x:
+                x_grad = execute.conv(grad, w, in_size, arguments, algorithm)
+            elif wants_w:
+                w_grad = execute.conv_transpose_weight(x, grad, kernel_size, arguments, algorithm)
+            bias_grad = channel_sums(grad) if wants_bias else None
         else:
             x_grad = conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None
             w_grad = conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None
-        return x_grad, w_grad, _channels(grad) if wants_bias else None, None, None
+            bias_grad = summed_by_torch(grad) if wants_bias else None
+        return x_grad, w_grad, bias_grad, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_t: torch.Tensor | None, w_t: torch.Tensor | None, bias_t: torch.Tensor | None, *_: None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import dispatch
+from . import backward, dispatch
 from .algorithms import REGISTRY, Packing
 from .cases import Case
 from .comparison import Comparison, Row, repro_line
@@ -17,7 +17,7 @@ from .fresh import time_fresh
 from .geometry import Geometry, InvalidArgument
 from .memory import held_beside_result
 from .methods import AUTO, Method, Result, frozen_method, our_method, peers
-from .modes import CHANNELS_LAST, FORWARD, OPERATORS, STEP, Operands, describe, with_gradient
+from .modes import CHANNELS_LAST, FORWARD, OPERATORS, STEP, Operands, describe, positional, with_gradient
 from .patch import unpatched
 from .precision import tf32_allowed
 from .problem import Problem
@@ -181,12 +181,14 @@ def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method
         try:
             with dispatch.use(tuned=False):
                 taken = [dispatch.plan(problem, result.device, name).algorithm for problem in problems]
+                turned = backward.turned(data.grad, data.x, data.w, positional(result.geometry), name)
         except InvalidArgument as error:
             row.note = f"refuses: {next(filter(None, (REGISTRY[name].reject(p, result.device) for p in problems)), error)}"
             methods.append((row, None))
             continue
         if set(taken) != {name}:
             row.note = ", ".join(f"{mode} {algorithm}" for mode, algorithm in zip(OPERATORS, taken))
+            row.note += ", both gradients from one copy of y's" if turned is not None else ""
         methods.append((row, our_method(STEP, name, result.geometry)))
     return methods
 

@@ -6,7 +6,7 @@ Everything here works on plain tensors below autograd; `ops.py` and the fast pat
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,25 +33,16 @@ _MOST_LAUNCHES = 4096
 _MOST_ALIGNMENT = 16  # bytes; no access of the kernels is wider
 _DENSE = (1,)
 _threads = torch.get_num_threads
-_launches: dict[Any, Launch] = {}
+_launches: dict[Any, Any] = {}
+Kept = TypeVar("Kept")
 
 
 class Launch:
     """One planned call: everything about it that does not change from call to call with the same key."""
 
     __slots__ = (
-        "algorithm",
-        "config",
-        "copies",
-        "elements",
-        "empty",
-        "enqueue",
-        "index",
-        "packing",
-        "problem",
-        "shape",
-        "strides",
-        "workspace_bytes",
+        *("algorithm", "config", "copies", "elements", "empty", "enqueue", "index"),
+        *("packing", "problem", "shape", "strides", "workspace_bytes"),
     )
 
     def __init__(self, problem: Problem, device: torch.device, algorithm: str | None, result: torch.Tensor, copies: bool) -> None:
@@ -106,18 +97,19 @@ def _stream_of_device(index: int) -> int:
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of_device)
 
 
-def _tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
+def tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
+    """What a plan depends on of a tensor beside its address."""
     return t.shape, t.stride(), t.dtype, t.device
 
 
-def _environment(t: torch.Tensor, addresses: int) -> tuple[Any, ...]:
+def environment(t: torch.Tensor, addresses: int) -> tuple[Any, ...]:
     """What a plan depends on beside shapes: the settings, and the threads, or TF32 and the low bits of all addresses."""
     if t.is_cuda:
         return current(), t.dtype is torch.float32 and convolutions_take_tf32(), addresses & (_MOST_ALIGNMENT - 1)
     return current(), _threads()
 
 
-def _alignment(*tensors: torch.Tensor | None) -> int:
+def alignment_of(*tensors: torch.Tensor | None) -> int:
     """The largest power of two, at most 16, that divides every address."""
     addresses = _MOST_ALIGNMENT
     for tensor in tensors:
@@ -126,7 +118,13 @@ def _alignment(*tensors: torch.Tensor | None) -> int:
     return addresses & -addresses
 
 
-def _remember(key: Any, launch: Launch) -> Launch:
+def remembered(key: Any) -> Any:
+    """What `remember` kept by this key, or None."""
+    return _launches.get(key)
+
+
+def remember(key: Any, launch: Kept) -> Kept:
+    """Keep a launch, or what holds some, until plans change."""
     if len(_launches) >= _MOST_LAUNCHES:
         _launches.clear()
     _launches[key] = launch
@@ -197,7 +195,7 @@ def launch_of(
         bias_key = bias.shape, bias.stride(), bias.dtype, bias.device
     if out is not None:
         addresses |= out.data_ptr()
-        out_key = _tensor_key(out)
+        out_key = tensor_key(out)
     key = (
         x.shape,
         x.stride(),
@@ -212,11 +210,11 @@ def launch_of(
         algorithm,
         activation,
         out_key,
-        _environment(x, addresses),
+        environment(x, addresses),
     )
-    launch = _launches.get(key)
+    launch: Launch | None = _launches.get(key)
     if launch is None:
-        launch = _remember(key, _plan_conv_transpose(x, w, bias, arguments, algorithm, activation, out))
+        launch = remember(key, _plan_conv_transpose(x, w, bias, arguments, algorithm, activation, out))
     return launch
 
 
@@ -256,7 +254,7 @@ def describe_conv_transpose(
     y = out
     if y is None:
         y = layout.empty_result(shape, x, layout.result_is_channels_last(x, w, geometry), device="meta")
-    surroundings = _surroundings(x, _alignment(x, w, bias, out))
+    surroundings = _surroundings(x, alignment_of(x, w, bias, out))
     problem = make_problem(
         Operator.CONV_TRANSPOSE, _as_read(x), w, y, geometry, has_bias=bias is not None, activation=parsed, **surroundings
     )
@@ -270,12 +268,12 @@ def conv(
 
     `in_size` is the spatial size of the result; with output padding it cannot be inferred.
     """
-    key = (_tensor_key(g), _tensor_key(w), in_size, arguments, algorithm, _environment(g, g.data_ptr() | w.data_ptr()))
-    launch = _launches.get(key)
+    key = (tensor_key(g), tensor_key(w), in_size, arguments, algorithm, environment(g, g.data_ptr() | w.data_ptr()))
+    launch: Launch | None = _launches.get(key)
     if launch is None:
         problem, x = describe_conv(g, w, in_size, arguments)
         copies = not layout.has_dense_rows(g)
-        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, x, copies))
+        launch = remember(key, Launch(problem, g.device, algorithm or current().algorithm, x, copies))
     x = g.new_empty_strided(launch.shape, launch.strides)
     if launch.empty:
         return x
@@ -290,19 +288,19 @@ def conv_transpose_weight(
 ) -> torch.Tensor:
     """Run the adjoint in w of a transposed convolution; the result is (in_channels, out_channels / groups, kernel_size...)."""
     key = (
-        _tensor_key(x),
-        _tensor_key(g),
+        tensor_key(x),
+        tensor_key(g),
         kernel_size,
         arguments,
         algorithm,
-        _environment(g, g.data_ptr() | x.data_ptr()),
+        environment(g, g.data_ptr() | x.data_ptr()),
         Operator.CONV_TRANSPOSE_WEIGHT,  # or the key could be that of `conv`
     )
-    launch = _launches.get(key)
+    launch: Launch | None = _launches.get(key)
     if launch is None:
         problem, w = describe_conv_transpose_weight(x, g, kernel_size, arguments)
         copies = not (layout.has_dense_rows(x) and layout.has_dense_rows(g))
-        launch = _remember(key, Launch(problem, g.device, algorithm or current().algorithm, w, copies))
+        launch = remember(key, Launch(problem, g.device, algorithm or current().algorithm, w, copies))
     if launch.empty:
         return x.new_zeros(launch.shape)
     w = x.new_empty_strided(launch.shape, launch.strides)
@@ -331,7 +329,7 @@ def describe_conv(
     check_operands(grad=g, weight=w)
     shape = conv_shape(g.shape, w.shape, in_size, geometry)
     x = layout.empty_result(shape, g, layout.result_is_channels_last(g, w), device="meta")
-    return make_problem(Operator.CONV, x, w, _as_read(g), geometry, **_surroundings(g, _alignment(g, w))), x
+    return make_problem(Operator.CONV, x, w, _as_read(g), geometry, **_surroundings(g, alignment_of(g, w))), x
 
 
 def describe_conv_transpose_weight(
@@ -342,7 +340,7 @@ def describe_conv_transpose_weight(
     check_operands(input=x, grad=g)
     shape = conv_transpose_weight_shape(x.shape, g.shape, kernel_size, geometry)
     w = torch.empty(shape, dtype=x.dtype, device="meta")
-    surroundings = _surroundings(g, _alignment(x, g))
+    surroundings = _surroundings(g, alignment_of(x, g))
     return make_problem(Operator.CONV_TRANSPOSE_WEIGHT, _as_read(x), w, _as_read(g), geometry, **surroundings), w
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import execute
+from . import backward, execute
 from .activation import kernel_applies
 from .algorithms import REGISTRY
 from .dispatch import Plan, current, plan, planned
@@ -88,8 +88,9 @@ def explain(
         input: for a layer, the tensor it would get, of shape (batch, in_channels, spatial...) or without the batch.
         device: for a problem, where it would run (default: the CPU).
         gradients: for a layer, whether to say it of training too: `Explanation.derivatives` then has the forward that a
-            backward follows (``forward``), ``grad_input`` and ``grad_weight``, the derivatives of these two that a double
-            backward takes (``grad_input by grad`` and so on), and the two terms of forward mode (``tangent by input``,
+            backward follows (``forward``), ``grad_input`` and ``grad_weight``, the same two ``of both`` where a backward that
+            asks for both runs them from one copy of the gradient with its channels innermost, the derivatives of these two that
+            a double backward takes (``grad_input by grad`` and so on), and the two terms of forward mode (``tangent by input``,
             ``tangent by weight``). Gradients and tangents are taken to be laid out as what they belong to; their memory is
             taken for the moment.
 
@@ -139,6 +140,7 @@ def _derivatives(
     yield "forward", problem
     yield "grad_input", grad_input
     yield "grad_weight", grad_weight
+    yield from zip(("grad_input of both", "grad_weight of both"), backward.turned(g, x, w, arguments) or ())
     yield "grad_input by grad", execute.describe(dx, w, None, arguments)
     yield "grad_input by weight", execute.describe_conv_transpose_weight(dx, g, kernel_size, arguments)[0]
     yield "grad_weight by input", execute.describe_conv(g, dw, in_size, arguments)[0]

@@ -220,7 +220,8 @@ def test_every_form_of_the_product_is_exact(case, dtype, last, device):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "some of more channels"])
 def test_gradients_of_every_form_are_exact(case, dtype, layout, device):
     """Channels that are innermost are copied as planes first, where the cap allows it."""
-    operands, grad, want = test_exact._backward_case(case.scaled(0.005), dtype.is_complex)
+    case = case.scaled(0.005)
+    operands, grad, want = test_exact._backward_case(case, dtype.is_complex)
     grad, leaves = test_exact._cast(grad, dtype, device), [test_exact._cast(tensor, dtype, device) for tensor in operands]
     if layout != "contiguous":
         grad = innermost(grad, 3 if layout == "some of more channels" else 0)

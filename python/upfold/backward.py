@@ -1,0 +1,127 @@
+"""The two gradients of a backward: each by its operator, or both from one copy of the result's gradient.
+
+Tensor cores want the channels of a gradient innermost. Where both operators would lay a contiguous one out so, each for itself,
+a backward that asks for both copies it once, and hands both the copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from . import execute, layout, native
+from .dispatch import current, turns_gradient
+from .execute import Arguments, Launch
+from .problem import DTYPE_BYTES, DTYPE_CODES, Problem, pad_axes, pad_strides
+
+Sizes = tuple[int, ...]
+_VECTOR_BYTES = 16  # of a pixel's channels, of which there must be whole ones
+# Float32 is left as it lies: the gradient of the weight takes planes as fast as pixels.
+_TURNED = frozenset({torch.float16, torch.bfloat16})
+
+
+class Turned(NamedTuple):
+    """A backward from one copy of the gradient: how it is made, how it lies, and the two launches that read it."""
+
+    copy: Any
+    strides: tuple[int, ...]
+    conv: Launch
+    weight: Launch
+
+
+def gradients(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients in x and in w of ``y = conv_transpose(x, w)``, by `g`, that of y, where nothing watches.
+
+    Args:
+        g: (batch, out_channels, spatial...).
+        x: (batch, in_channels, spatial...), of g's dtype and device.
+        w: (in_channels, out_channels / groups, kernel...).
+        arguments: those of `execute.conv_transpose`.
+        algorithm: a name, or None for what `use` or the heuristic says.
+
+    Returns:
+        What `execute.conv` and `execute.conv_transpose_weight` return.
+    """
+    both = _remembered(g, x, w, arguments, algorithm) if g.is_cuda and g.dtype in _TURNED else None
+    if both is None:
+        x_grad = execute.conv(g, w, x.shape[2:], arguments, algorithm)
+        return x_grad, execute.conv_transpose_weight(x, g, w.shape[2:], arguments, algorithm)
+    pixels = g.new_empty_strided(g.shape, both.strides)
+    both.copy.run(g.data_ptr(), pixels.data_ptr(), both.conv.stream)
+    x_grad, w_grad = (x.new_empty_strided(launch.shape, launch.strides) for launch in (both.conv, both.weight))
+    both.conv.run(x_grad, w, None, pixels)
+    both.weight.run(x, w_grad, None, pixels)
+    return x_grad, w_grad
+
+
+def _remembered(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None) -> Turned | None:
+    """What such a backward runs, planned or remembered; None where each operator does better with the gradient as it lies."""
+    environment = execute.environment(g, g.data_ptr() | x.data_ptr() | w.data_ptr())
+    key = (Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, environment)
+    kept: list[Turned | None] | None = execute.remembered(key)
+    if kept is None:
+        kept = execute.remember(key, [_planned(g, x, w, arguments, algorithm)])
+    return kept[0]
+
+
+def _planned(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None) -> Turned | None:
+    problems = turned(g, x, w, arguments, algorithm)
+    if problems is None:
+        return None
+    strides = _innermost(g.shape)
+    copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], _five(g.shape), pad_strides(g.stride(), g.shape))
+    results = (
+        execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[1],
+        execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[1],
+    )
+    conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(problems, results))
+    return None if copy is None else Turned(copy, strides, conv, weight)
+
+
+def turned(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None = None
+) -> tuple[Problem, Problem] | None:
+    """The problems of the two operators where `gradients` runs them from a copy, else None."""
+    if not g.is_cuda or g.dtype not in _TURNED or (algorithm or current().algorithm or "auto") != "auto":
+        return None
+    if not _can_turn(g) or not layout.has_dense_rows(x):
+        return None
+    conv = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[0]
+    weight = execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[0]
+    y_strides = pad_strides(_innermost(g.shape), g.shape)
+    problems = (
+        replace(conv, y_strides=y_strides, alignment=execute.alignment_of(w)),
+        replace(weight, y_strides=y_strides, alignment=execute.alignment_of(x)),
+    )
+    return problems if turns_gradient((conv, weight), problems, g.device) else None
+
+
+def _can_turn(g: torch.Tensor) -> bool:
+    """Whether planes are dense, and the channels of a pixel whole vectors."""
+    pixels = g.shape[2:].numel()
+    return g.is_contiguous() and pixels > 1 and g.numel() > 0 and g.shape[1] * DTYPE_BYTES[g.dtype] % _VECTOR_BYTES == 0
+
+
+def _five(shape: Sizes) -> Sizes:
+    return (*shape[:2], *pad_axes(shape[2:], 1))
+
+
+def _copy_call(device: int, dtype: int, sizes: Sizes, strides: Sizes) -> Any:
+    """The kernel that copies planes which lie so as pixels whose channels are innermost, or None."""
+    module, _ = native.load_cuda()
+    copy = None if module is None else module.ToPixelsCall(device, dtype, sizes, strides)
+    return copy if copy is not None and copy.fits else None
+
+
+def _innermost(shape: Sizes) -> tuple[int, ...]:
+    """The strides of a dense tensor of this shape, (batch, channels, spatial...), whose channels are innermost."""
+    strides, step = [0] * len(shape), shape[1]
+    strides[1] = 1
+    for axis in (*range(len(shape) - 1, 1, -1), 0):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
