@@ -141,6 +141,7 @@ struct LastPhase {
 struct LastJob {
   LastAxis axis[3];                                    // d, h, w
   Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
+  Divisor together;                                    // tiles of positions that follow one another ahead of the next columns
   Divisor channels;                                    // of the result in a group: columns are taps times these where `flat`
   Divisor kernel_h, kernel_w;
   std::uint32_t tiles;
@@ -196,15 +197,17 @@ struct LastPlace {
   std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
   std::int32_t first_eight = 0;  // of a product, where some of its columns are stored
 };
-// Tiles of the same positions follow one another.
+// Tiles of the same positions follow one another, and ahead of them those of some positions that share weights.
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   LastPlace place;
   std::uint32_t rest = tile;
   place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
   const std::int32_t left = job.chunks - place.first_chunk;
   place.chunks = left < job.split_chunks ? left : job.split_chunks;
+  const std::uint32_t of_together = take(job.together, rest);
   place.column_tile = std::int32_t(take(job.column_tiles, rest)), place.set = std::int32_t(take(job.sets, rest));
   place.group = std::int32_t(take(job.groups, rest));
+  rest = rest * job.together.value + of_together;
 #pragma unroll
   for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
   place.n = std::int32_t(rest * job.tile_n.value);
@@ -245,7 +248,7 @@ struct LastTaken {
   std::int32_t patches, stages;
 };
 UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
-  take(job.splits, tile), take(job.column_tiles, tile);
+  take(job.splits, tile), take(job.together, tile), take(job.column_tiles, tile);
   const std::uint32_t set = take(job.sets, tile);
   return {(job.first_patch[set + 1] - job.first_patch[set]) * job.chunks, job.set_stages[set] * job.chunks};
 }

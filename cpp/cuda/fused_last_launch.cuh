@@ -176,6 +176,16 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
               static_cast<Value*>(operands.result));
 }
 
+// Blocks that follow one another and read the same weights get them from the second-level cache at once: of sixteen tiles of
+// columns 95 bytes a cycle and multiprocessor where four do, 42 where none does; of four tiles little more either way (H200, copies
+// alone). Not where blocks keep their weights, or where they take tiles of all sets in turn.
+inline std::uint32_t tiles_together(const LastPlan& plan, const LastJob& job) {
+  const std::uint32_t slabs = job.sets.value * job.groups.value * job.column_tiles.value;
+  std::uint32_t together = job.resident || plan.mixes ? 1 : slabs >= 8 ? 4 : slabs >= 4 ? 2 : 1;
+  while (job.tiles / (slabs * job.splits.value) % together != 0) together /= 2;
+  return together;
+}
+
 // Turned tiles, those whose warpgroups alternate, and weights that lie, which are compiled by themselves.
 template <typename Value>
 void run_last_turned(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
@@ -206,6 +216,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
+    job.together = make_divisor(tiles_together(plan, job));
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;

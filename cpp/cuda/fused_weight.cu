@@ -74,8 +74,11 @@ FusedWeightWork FusedWeightCall::work() const {
           0};
 }
 
+bool FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums; }
+
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
   require(plan_ != nullptr, "config = ", config_, "; it does not fit this problem");
+  require(operands.bias == nullptr || plan_->sums, "config = ", config_, "; it does not sum the channels of this gradient");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, operands);

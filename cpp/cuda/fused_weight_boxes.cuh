@@ -3,6 +3,9 @@
 // width: x of a piece is some boxes, [pixels][channel][pixel], swizzled where the last are more than a vector; y of a piece and a
 // plane is one, [output channel][column], from the first pixel's first column on. Boxes end in zeros outside x and y, and float32
 // is rounded to TF32 on the way, so that the warps that multiply have nothing else to do. One warp begins all copies.
+//
+// Where kernel and stride are equal a block's rows are every element of y once, and their products with ones the sums of its
+// channels: the gradient of the bias (kSums, of 16-bit values, whose products with ones are exact).
 #pragma once
 
 #include "fused_weight_kernel.cuh"
@@ -42,10 +45,25 @@ struct FusedWeightBoxBarriers {
   std::uint64_t full[kBoxMostStages], empty[kBoxMostStages];
 };
 
+constexpr int kOnesColumns8 = 2;  // of a product with ones, all columns of which are the same
+// Two vectors of ones of 16-bit values in as many columns, as a product reads them.
+struct FusedWeightOnes {
+  alignas(128) std::uint32_t words[2 * kOnesColumns8 * 8 * 4];
+};
+template <typename Value>
+struct PairOfOnes {
+  static constexpr std::uint32_t kBits = 0x3c003c00;
+};
+template <>
+struct PairOfOnes<__nv_bfloat16> {
+  static constexpr std::uint32_t kBits = 0x3f803f80;
+};
+
 #if UPFOLD_WARPGROUPS
-template <typename Value, typename Tile, int kReads>
+template <typename Value, typename Tile, int kReads, bool kSums>
 struct FusedWeightBoxBlock {
   using Sums = FusedWeightSums<Tile>;
+  using RowSums = float[Tile::kTaps * kOnesColumns8][4];
   using Rows = FusedWeightRows<Tile>;
   const FusedWeightJob& job;
   const FusedWeightBoxes& boxes;
@@ -53,6 +71,7 @@ struct FusedWeightBoxBlock {
   const BoxMap &x, &y;
   unsigned char* memory;  // the first stage
   FusedWeightBoxBarriers& barriers;
+  FusedWeightOnes* ones;  // where kSums
 
   // The output channel of a lane's first row: where pairs of words are read, half a warp at a time, the rows of a half are two
   // apart, so that they lie in different banks at a distance of four words modulo 32.
@@ -79,7 +98,26 @@ struct FusedWeightBoxBlock {
       }
       barriers_made();
     }
-    __syncthreads();  // the barriers are there
+    if constexpr (kSums) {
+      constexpr std::uint32_t kWords = sizeof(FusedWeightOnes) / 4;
+      for (std::uint32_t i = threadIdx.x; i < kWords; i += Tile::kThreads) ones->words[i] = PairOfOnes<Value>::kBits;
+      publish_to_products();
+    }
+    __syncthreads();  // the barriers are there, and ones
+  }
+
+  // The products of all taps, and those of their rows with ones.
+  template <int kTap = 0>
+  static __device__ __forceinline__ void add_ones(RowSums& row_sums, const Rows& rows, std::uint64_t ones) {
+    WarpgroupRows<Value, kOnesColumns8, kTap * kOnesColumns8>::add(row_sums, rows[kTap], ones);
+    if constexpr (kTap + 1 < Tile::kTaps) add_ones<kTap + 1>(row_sums, rows, ones);
+  }
+  static __device__ __forceinline__ void multiply(Sums& sums, RowSums& row_sums, const Rows& rows, std::uint64_t x,
+                                                  std::uint64_t ones) {
+    warpgroup_begin();
+    add_taps<Value, Tile>(sums, rows, x);
+    if constexpr (kSums) add_ones(row_sums, rows, ones);
+    warpgroup_commit();
   }
 
   // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the
@@ -172,8 +210,10 @@ struct FusedWeightBoxBlock {
 
   // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
   // nothing may be written that a product reads: the compiler would let it end first.
-  __device__ __forceinline__ void accumulate(Sums& sums) const {
+  __device__ __forceinline__ void accumulate(Sums& sums, RowSums& row_sums) const {
     const std::int32_t own = own_column(), products = job.products;
+    std::uint64_t of_ones = 0;
+    if constexpr (kSums) of_ones = matrix_descriptor(shared_address(ones) / 16, kOnesColumns8 * 8, 8);
     const std::uint32_t first = std::uint32_t(boxes.x_layout) + shared_address(memory) / 16, layout = boxes.x_layout >> 32;
     FusedWeightRing ring{0, 0};
 #pragma unroll 1
@@ -189,7 +229,7 @@ struct FusedWeightBoxBlock {
       for (std::int32_t left = products; left > 0; --left) {
         Rows next;
         read(next, at.y);
-        multiply_taps<Value, Tile>(sums, rows, std::uint64_t(layout) << 32 | x_own);
+        multiply(sums, row_sums, rows, std::uint64_t(layout) << 32 | x_own, of_ones);
         x_own = at.x;
         advance(left - 3, at);
         warpgroup_wait<0>();
@@ -200,9 +240,26 @@ struct FusedWeightBoxBlock {
       arrive(barriers.empty[ring.at]);
     }
     pin_sums<Tile>(sums);
+    if constexpr (kSums) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTaps * kOnesColumns8 * 4; ++i) pin(row_sums[i / 4][i % 4]);
+    }
   }
 
-  __device__ __forceinline__ void run(float* __restrict__ partial) const {
+  // [part][group][unit][tap][output channel of the plane], once for all tiles of input channels.
+  __device__ __forceinline__ void store_row_sums(const RowSums& row_sums, float* __restrict__ to) const {
+    const std::int32_t unit = place.first_unit + std::int32_t(threadIdx.x / 32);
+    if (unit >= job.units || place.first_channel > 0 || threadIdx.x % 4 != 0) return;
+    const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
+    float* const own = to + (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + own_row();
+#pragma unroll
+    for (int i = 0; i < Tile::kTaps; ++i) {
+      own[i * kPlaneChannels] = row_sums[i * kOnesColumns8][0];
+      own[i * kPlaneChannels + 8] = row_sums[i * kOnesColumns8][2];
+    }
+  }
+
+  __device__ __forceinline__ void run(float* __restrict__ partial, float* __restrict__ row_partial) const {
     make_barriers();
     if (threadIdx.x >= 32 * Tile::kWarps) {
       if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
@@ -210,24 +267,32 @@ struct FusedWeightBoxBlock {
     } else {
       if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
       Sums sums = {};
-      accumulate(sums);
+      RowSums row_sums = {};
+      accumulate(sums, row_sums);
       store_sums<Tile>(job, place, sums, own_row(), partial);
+      if constexpr (kSums) store_row_sums(row_sums, row_partial);
     }
   }
 };
 #endif
 
-template <typename Value, typename Tile, int kReads>
+template <typename Value, typename Tile, int kReads, bool kSums>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_weight_box_kernel(const __grid_constant__ FusedWeightJob job, const __grid_constant__ FusedWeightBoxes boxes,
-                            const __grid_constant__ BoxMap x, const __grid_constant__ BoxMap y, float* __restrict__ partial) {
+                            const __grid_constant__ BoxMap x, const __grid_constant__ BoxMap y, float* __restrict__ partial,
+                            float* __restrict__ row_partial) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ FusedWeightBoxBarriers barriers;
+  FusedWeightOnes* ones = nullptr;
+  if constexpr (kSums) {
+    __shared__ FusedWeightOnes own_ones;
+    ones = &own_ones;
+  }
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kBoxAlignment;
   const FusedWeightPlace place(job, Tile::kChannels, Tile::kWarps);
-  const FusedWeightBoxBlock<Value, Tile, kReads> block{job, boxes, place, x, y, first, barriers};
-  block.run(partial);
+  const FusedWeightBoxBlock<Value, Tile, kReads, kSums> block{job, boxes, place, x, y, first, barriers, ones};
+  block.run(partial, row_partial);
 #endif
 }
 

@@ -4,6 +4,7 @@
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_WEIGHT_BOXES(__half, UPFOLD_WEIGHT_HALF_READS)
+UPFOLD_INSTANTIATE_WEIGHT_SUMS(__half)
 UPFOLD_INSTANTIATE_WEIGHT_PACK(std::uint16_t)
 
 }  // namespace upfold::cuda

@@ -11,10 +11,18 @@ namespace upfold::cuda {
   reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1) \
       reads(DO, 8, Value, 4, 64, 2, 1) reads(DO, 9, Value, 3, 32, 1, 3)
 
-#define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...)                                                 \
-  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>(                     \
+#define UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, kSums, Value, ...)                                                   \
+  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads, kSums>(              \
       const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes, const __grid_constant__ BoxMap, \
-      const __grid_constant__ BoxMap, float*);
+      const __grid_constant__ BoxMap, float*, float*);
+#define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...) \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, false, Value, __VA_ARGS__)
+// Those that sum the channels of y as well: of 16-bit values, with strides of two.
+#define UPFOLD_WEIGHT_SUM_TILES(DO, Value) \
+  DO(5, kPairs, Value, 2, 128, 2, 1) DO(6, kPairs, Value, 2, 64, 1, 3) DO(7, kShiftedPairs, Value, 3, 64, 2, 1)
+#define UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL(index, kReads, Value, ...) \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, true, Value, __VA_ARGS__)
+#define UPFOLD_INSTANTIATE_WEIGHT_SUMS(Value) UPFOLD_WEIGHT_SUM_TILES(UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_WEIGHT_BOXES(Value, reads) UPFOLD_WEIGHT_BOX_TILES(UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL, reads, Value)
 #define UPFOLD_INSTANTIATE_WEIGHT_PACK(Bits) \
   template __global__ void fused_weight_pack_kernel<Bits>(const __grid_constant__ FusedWeightPackJob, const Bits*, uint4*);
@@ -44,16 +52,28 @@ void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, i
   const void* const y = packed_operand<Value>(launch, plan.y_pack, operands.y, operands.workspace, y_at);
   const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, y);
   const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
-#define UPFOLD_RUN(index, kReads, type, ...)                                                              \
-  if (config == index && plan.reads == kReads)                                                            \
-    launch_grid("fused", fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads>, launch, \
-                Grid{plan.blocks, plan.threads, bytes}, plan.job, plan.boxes, x_map, y_map, partial);
+  const bool sums = operands.bias != nullptr;
+  float* const row_partial = sums ? partial + plan.row_sums_at / std::int64_t(sizeof(float)) : nullptr;
+#define UPFOLD_RUN_BOXES(kReads, kSums, ...)                                                                   \
+  launch_grid("fused", fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads, kSums>, launch, \
+              Grid{plan.blocks, plan.threads, bytes}, plan.job, plan.boxes, x_map, y_map, partial, row_partial)
+#define UPFOLD_RUN_SUMS(index, kReads, type, ...) \
+  if (config == index && plan.reads == kReads) return UPFOLD_RUN_BOXES(kReads, true, __VA_ARGS__);
+  if constexpr (sizeof(Value) == 2) {
+    if (sums) {
+      UPFOLD_WEIGHT_SUM_TILES(UPFOLD_RUN_SUMS, Value)
+    }
+  }
+#define UPFOLD_RUN(index, kReads, type, ...) \
+  if (config == index && plan.reads == kReads) UPFOLD_RUN_BOXES(kReads, false, __VA_ARGS__);
   if constexpr (sizeof(Value) == 2) {
     UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_HALF_READS, Value)
   } else {
     UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_FLOAT_READS, Value)
   }
 #undef UPFOLD_RUN
+#undef UPFOLD_RUN_SUMS
+#undef UPFOLD_RUN_BOXES
 }
 
 }  // namespace upfold::cuda

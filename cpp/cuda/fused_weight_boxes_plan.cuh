@@ -68,6 +68,16 @@ class BoxPlanner : public WeightPlanner {
     plan.y.box[0] = std::int32_t(pitch_ / size_), plan.y.box[1] = std::int32_t(y_rows());
     // What one block alone reads comes from memory: there longer bursts pay, elsewhere the second-level cache is the limit.
     plan.x.burst = plan.y.burst = channel_tiles_ * unit_tiles_ == 1 ? 256 : 128;
+    const std::int64_t row_bytes = ceil_div(parts_ * p_.groups * units_ * tile_.taps * kPlaneRows * 4, std::int64_t(256)) * 256;
+    if (can_sum() && plan.workspace_bytes + row_bytes <= workspace_cap_) {
+      // Behind the partial sums, and so ahead of what is packed.
+      plan.sum.channel_planes = make_divisor(ceil_div(out_channels_per_group(p_), kPlaneRows));
+      plan.sum.out_channels = std::int32_t(out_channels_per_group(p_));
+      plan.sum.plane_rows = std::int32_t(row_taps_ * tap_units_ * tile_.taps);
+      plan.sum.line_rows = make_divisor(tap_units_ * tile_.taps);
+      plan.sums = true, plan.row_sums_at = plan.partial_bytes;
+      plan.partial_bytes += row_bytes, plan.workspace_bytes += row_bytes;
+    }
     if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
     if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
     return plan;
@@ -85,6 +95,16 @@ class BoxPlanner : public WeightPlanner {
   std::int64_t stage_bytes(const BoxCut& cut) const {
     const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * cut.pitch;
     return ceil_div(bytes, kBoxAlignment) * kBoxAlignment;
+  }
+
+  // Whether a kernel sums y's channels too, and its rows are every element of y once.
+  bool can_sum() const {
+    const bool compiled =
+        (reads_ == kPairs && tile_.taps == 2) || (reads_ == kShiftedPairs && tile_.taps == 3 && tile_.channels == 64);
+    if (size_ != 2 || !compiled) return false;
+    for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)})
+      if (a.kernel != a.stride || a.pad != 0 || a.out != a.in * a.stride || (a.kernel > 1 && a.dilation != 1)) return false;
+    return true;
   }
 
   void choose_pieces(BoxCut cut, std::int64_t planned, double& best) {

@@ -32,9 +32,10 @@ namespace upfold::cuda {
 #define UPFOLD_INSTANTIATE_WEIGHT_KERNEL(index, kReads, Value, ...)                          \
   template __global__ void fused_weight_kernel<Value, FusedWeightTile<__VA_ARGS__>, kReads>( \
       const __grid_constant__ FusedWeightJob, const Value*, const Value*, float*);
-#define UPFOLD_INSTANTIATE_WEIGHT(Value, reads)                       \
-  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_WEIGHT_KERNEL, reads, Value) \
-  template __global__ void fused_weight_sum_kernel<Value>(const __grid_constant__ FusedWeightSumJob, const float*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT(Value, reads)                                                                            \
+  UPFOLD_WEIGHT_TILES(UPFOLD_INSTANTIATE_WEIGHT_KERNEL, reads, Value)                                                      \
+  template __global__ void fused_weight_sum_kernel<Value>(const __grid_constant__ FusedWeightSumJob, const float*, Value*, \
+                                                          const float*, Value*);
 
 }  // namespace upfold::cuda
 
@@ -52,6 +53,8 @@ struct FusedWeightPlan {
   FusedWeightSumJob sum;
   unsigned blocks, threads, sum_blocks;
   std::int64_t parts, partial_bytes, workspace_bytes;
+  bool sums;                 // whether calls that name a bias get its gradient too, from sums of y's rows in the workspace
+  std::int64_t row_sums_at;  // bytes
   // Of tiles whose operands the copy engine brings; they may have to be packed behind the partial sums first, x and then y.
   FusedWeightBoxes boxes;
   std::int64_t engine_cycles;  // of a step of a block, as planned
@@ -82,8 +85,10 @@ void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int con
   }
 #undef UPFOLD_RUN
   if (plan.boxes.width > 0) run_fused_weight_boxes<Value>(launch, plan, config, operands);
-  launch_grid("fused", fused_weight_sum_kernel<Value>, launch, Grid{plan.sum_blocks, kSumThreads, 0, true}, plan.sum, partial,
-              static_cast<Value*>(const_cast<void*>(operands.w)));
+  const unsigned bias_blocks = operands.bias != nullptr ? plan.sum.channel_planes.value * plan.job.groups.value : 0;
+  launch_grid("fused", fused_weight_sum_kernel<Value>, launch, Grid{plan.sum_blocks + bias_blocks, kSumThreads, 0, true},
+              plan.sum, partial, static_cast<Value*>(const_cast<void*>(operands.w)),
+              partial + plan.row_sums_at / std::int64_t(sizeof(float)), static_cast<Value*>(const_cast<void*>(operands.bias)));
 }
 
 }  // namespace upfold::cuda

@@ -45,6 +45,7 @@ class WeightPlanner {
 
   // Parts of the reduction: as many as keep the blocks of a large device busy in whole waves.
   bool split(std::int64_t workspace_cap) {
+    workspace_cap_ = workspace_cap;
     channel_tiles_ = ceil_div(in_channels_per_group(p_), tile_.channels), unit_tiles_ = ceil_div(units_, tile_.warps);
     const std::int64_t tiles = channel_tiles_ * unit_tiles_ * p_.groups, slots = kMultiprocessors * tile_.blocks;
     part_elements_ = units_ * tile_.taps * kPlaneChannels * sum_pitch() * p_.groups;
@@ -75,7 +76,7 @@ class WeightPlanner {
   WeightCut cut_{};
   std::int64_t pitch_ = 0, x_bytes_ = 0, stage_bytes_ = 0, packed_bytes_ = 0, stages_ = 0, steps_ = 0;
   double step_microseconds_ = 0;
-  std::int64_t channel_tiles_ = 0, unit_tiles_ = 0, part_elements_ = 0, parts_ = 0, length_ = 0;
+  std::int64_t channel_tiles_ = 0, unit_tiles_ = 0, part_elements_ = 0, parts_ = 0, length_ = 0, workspace_cap_ = 0;
 
   // Copies of y begin at multiples of `grain` bytes.
   WeightPlanner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t grain) : p_(p), tile_(tile) {
@@ -130,7 +131,7 @@ class WeightPlanner {
     plan.sum = sum();
     plan.blocks = unsigned(channel_tiles_ * unit_tiles_ * p_.groups * parts_);
     plan.threads = unsigned(tile_.threads);
-    plan.sum_blocks = unsigned(cut_sum(plan.sum));
+    plan.sum_blocks = unsigned(cut_sum(plan.sum)), plan.sum.weight_blocks = plan.sum_blocks;
     plan.partial_bytes = parts_ * part_elements_ * 4, plan.workspace_bytes = plan.partial_bytes + packed_bytes_;
     return plan;
   }

@@ -2,6 +2,9 @@
 // some channels of some outputs (output channels and taps, in w's contiguous order), and a thread four channels of one output:
 // their parts, or a share of them, every so manieth, where there are many. Lanes add the shares of their warp, and those of
 // warps are added in ascending order as the block stores them turned, neighbouring outputs by neighbouring lanes.
+//
+// The gradient of the bias from the sums of rows, where there are any, by blocks behind those: each has a plane's output
+// channels.
 #pragma once
 
 #include "divide.cuh"
@@ -19,6 +22,11 @@ struct FusedWeightSumJob {
   std::int32_t share_log, channel_log, output_log;  // logarithms: shares of the parts; of a block, 4 * kSumThreads with shares
   std::int64_t group_elements, part_elements;       // of the sums
   std::int64_t w_n, w_c, w_d, w_h, w_w;
+  // Of the gradient of the bias: blocks ahead of its own; of a group, planes of 16 channels, and rows of a plane, all its taps;
+  // those along w, of which units may have more than there are.
+  std::uint32_t weight_blocks;
+  Divisor channel_planes, line_rows;
+  std::int32_t out_channels, plane_rows;
 };
 
 // The row of an output's sums: its plane, unit, tap in the unit, channel in the plane.
@@ -36,11 +44,40 @@ UPFOLD_DEVICE std::int64_t weight_offset(const FusedWeightSumJob& job, std::int6
   return in_channel * job.w_n + output * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w;
 }
 
+// A thread adds every so manieth row of its channel, of all parts; the first threads add what those have.
+template <typename Value>
+UPFOLD_DEVICE void sum_rows(const FusedWeightSumJob& job, std::uint32_t block, float* sums, const float* __restrict__ rows,
+                            Value* __restrict__ bias) {
+  constexpr std::int32_t kChannels = 16, kShares = kSumThreads / kChannels;
+  const std::int32_t channel = std::int32_t(threadIdx.x) % kChannels, share = std::int32_t(threadIdx.x) / kChannels;
+  std::uint32_t group = block;
+  const std::int32_t plane = std::int32_t(take(job.channel_planes, group)), planes = std::int32_t(job.channel_planes.value);
+  const std::int64_t group_rows = std::int64_t(planes) * job.plane_rows;
+  const std::int64_t groups = (gridDim.x - job.weight_blocks) / job.channel_planes.value;
+  const float* const own = rows + (group * group_rows + std::int64_t(plane) * job.plane_rows) * kChannels + channel;
+  await_previous();  // the rows of all parts
+  float sum = 0.0f;
+  for (std::int32_t part = 0; part < job.parts; ++part) {
+    const float* const from = own + part * groups * group_rows * kChannels;
+    for (std::int32_t row = share; row < job.plane_rows; row += kShares) {
+      std::uint32_t line = std::uint32_t(row);
+      if (take(job.line_rows, line) < job.kernel_w.value) sum += from[row * kChannels];
+    }
+  }
+  sums[share * kChannels + channel] = sum;
+  __syncthreads();  // the sums of all shares are there
+  const std::int32_t first = plane * kChannels + channel;
+  if (share > 0 || first >= job.out_channels) return;
+  for (std::int32_t i = 1; i < kShares; ++i) sum += sums[i * kChannels + channel];
+  bias[std::int64_t(group) * job.out_channels + first] = Narrow<Value>::from(sum);
+}
+
 template <typename Value>
 __global__ void __launch_bounds__(kSumThreads, 4)
     fused_weight_sum_kernel(const __grid_constant__ FusedWeightSumJob job, const float* __restrict__ partial,
-                            Value* __restrict__ w) {
+                            Value* __restrict__ w, const float* __restrict__ rows, Value* __restrict__ bias) {
   __shared__ float sums[4 * kSumThreads / 8 * 9];  // [warp or share][output][channel], rows of at least 8 and an odd pitch
+  if (blockIdx.x >= job.weight_blocks) return sum_rows(job, blockIdx.x - job.weight_blocks, sums, rows, bias);
   const std::int32_t thread = std::int32_t(threadIdx.x), channels = 1 << job.channel_log, outputs = 1 << job.output_log;
   const std::int32_t vector_log = kSumThreadsLog - job.share_log, pitch = channels + 1;
   const std::int32_t quad = thread & (channels / 4 - 1), share = thread >> vector_log;

@@ -35,11 +35,12 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// What NVIDIA's documentation recommends: 32 MiB from Hopper on, less before.
-std::int64_t cublas_bytes(int device) {
+// What NVIDIA's documentation recommends: 32 MiB from Hopper on, less before. There products of 16-bit types take as long with
+// one (H200), and a step of a small layer holds little beside; of TF32 some took three times as long with half.
+std::int64_t cublas_bytes(int device, Dtype dtype) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return std::int64_t(major >= 9 ? 32 : 8) << 20;
+  return std::int64_t(major < 9 ? 8 : element_bytes(dtype) == 2 ? 1 : 32) << 20;
 }
 
 // This thread's handle, on the call's stream and with its workspace.
@@ -344,7 +345,7 @@ GemmCall::GemmCall(int device, const Problem& p, const GemmOptions& options)
     : device_(device),
       problem_(p),
       options_(options),
-      plan_(p.batch == 0 ? nullptr : std::make_shared<const GemmPlan>(plan_gemm(p, options, cublas_bytes(device)))) {}
+      plan_(p.batch == 0 ? nullptr : std::make_shared<const GemmPlan>(plan_gemm(p, options, cublas_bytes(device, p.dtype)))) {}
 
 std::int64_t GemmCall::workspace_bytes() const {
   if (plan_ == nullptr) return 0;

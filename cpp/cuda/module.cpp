@@ -358,6 +358,7 @@ PYBIND11_MODULE(_cuda, m) {
            py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
       .def_property_readonly("workspace_bytes", &FusedWeightCall::workspace_bytes)
       .def_property_readonly("work", &fused_weight_work)
+      .def_property_readonly("sums", &FusedWeightCall::sums)
       .def("enqueue", &fused_weight, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"));
   m.def("fused_weight_last_tiles", &fused_weight_last_tiles);

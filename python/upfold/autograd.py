@@ -17,7 +17,7 @@ import torch
 from . import activation as activations
 from . import backward, execute
 from .batching import into_batch, into_channels, into_rows, more_groups, out_of_batch, out_of_channels, out_of_rows
-from .channel_sums import channel_sums, summed_by_torch
+from .channel_sums import summed_by_torch
 from .dispatch import encode_algorithm
 from .execute import Arguments
 from .functions import Wanted, applied, dispatched, eager, recorded, transformed
@@ -131,14 +131,8 @@ class _ConvTransposeRules:
         in_size, kernel_size = _sizes(ctx, x, w)
         if not grad.is_complex() and nobody_intercepts(grad, x, w) and not needs_gradient(grad, x, w):
             # As nearly every backward: asked once, not by each operator.
-            x_grad = w_grad = None
-            if wants_x and wants_w:
-                x_grad, w_grad = backward.gradients(grad, x, w, arguments, algorithm)
-            elif wants_x:
-                x_grad = execute.conv(grad, w, in_size, arguments, algorithm)
-            elif wants_w:
-                w_grad = execute.conv_transpose_weight(x, grad, kernel_size, arguments, algorithm)
-            bias_grad = channel_sums(grad) if wants_bias else None
+            found = backward.gradients(grad, (x, w), (in_size, kernel_size), wanted, arguments, algorithm)
+            x_grad, w_grad, bias_grad = found
         else:
             x_grad = conv(grad, w.conj(), in_size, arguments, algorithm) if wants_x else None
             w_grad = conv_transpose_weight(x.conj(), grad, kernel_size, arguments, algorithm) if wants_w else None

@@ -1,17 +1,20 @@
-"""The two gradients of a backward: each by its operator, or both from one copy of the result's gradient.
+"""The gradients of a backward: each by its operator, or what reads the same gradient together.
 
 Tensor cores want the channels of a gradient innermost. Where both operators would lay a contiguous one out so, each for itself,
-a backward that asks for both copies it once, and hands both the copy.
+a backward that asks for both copies it once, and hands both the copy. The gradient of the bias comes with that of the weight
+where its kernel reads every element once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from . import execute, layout, native
+from .channel_sums import channel_sums
 from .dispatch import current, turns_gradient
 from .execute import Arguments, Launch
 from .problem import DTYPE_BYTES, DTYPE_CODES, Problem, pad_axes, pad_strides
@@ -30,32 +33,65 @@ class Turned(NamedTuple):
     conv: Launch
     weight: Launch
 
+    def run(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients in x and in w."""
+        pixels = g.new_empty_strided(g.shape, self.strides)
+        self.copy.run(g.data_ptr(), pixels.data_ptr(), self.conv.stream)
+        x_grad, w_grad = (x.new_empty_strided(launch.shape, launch.strides) for launch in (self.conv, self.weight))
+        self.conv.run(x_grad, w, None, pixels)
+        self.weight.run(x, w_grad, None, pixels)
+        return x_grad, w_grad
+
 
 def gradients(
-    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients in x and in w of ``y = conv_transpose(x, w)``, by `g`, that of y, where nothing watches.
+    g: torch.Tensor,
+    operands: tuple[torch.Tensor, torch.Tensor],
+    sizes: tuple[Sizes, Sizes],
+    wanted: Sequence[bool],
+    arguments: Arguments,
+    algorithm: str | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients in x, in w and in the bias of ``y = conv_transpose(x, w) + bias``, where nothing watches.
 
     Args:
-        g: (batch, out_channels, spatial...).
-        x: (batch, in_channels, spatial...), of g's dtype and device.
-        w: (in_channels, out_channels / groups, kernel...).
+        g: (batch, out_channels, spatial...), the gradient of y.
+        operands: x, (batch, in_channels, spatial...), and w, (in_channels, out_channels / groups, kernel...), of g's dtype and
+            device; the gradient in one needs the other alone.
+        sizes: the spatial sizes of both.
+        wanted: which of the three to compute; the others are None.
         arguments: those of `execute.conv_transpose`.
         algorithm: a name, or None for what `use` or the heuristic says.
-
-    Returns:
-        What `execute.conv` and `execute.conv_transpose_weight` return.
     """
-    both = _remembered(g, x, w, arguments, algorithm) if g.is_cuda and g.dtype in _TURNED else None
-    if both is None:
-        x_grad = execute.conv(g, w, x.shape[2:], arguments, algorithm)
-        return x_grad, execute.conv_transpose_weight(x, g, w.shape[2:], arguments, algorithm)
-    pixels = g.new_empty_strided(g.shape, both.strides)
-    both.copy.run(g.data_ptr(), pixels.data_ptr(), both.conv.stream)
-    x_grad, w_grad = (x.new_empty_strided(launch.shape, launch.strides) for launch in (both.conv, both.weight))
-    both.conv.run(x_grad, w, None, pixels)
-    both.weight.run(x, w_grad, None, pixels)
-    return x_grad, w_grad
+    (x, w), (in_size, kernel_size) = operands, sizes
+    wants_x, wants_w, wants_bias = wanted[:3]
+    x_grad = w_grad = bias_grad = None
+    both = None
+    if wants_x and wants_w and g.is_cuda and g.dtype in _TURNED:
+        both = _remembered(g, x, w, arguments, algorithm)
+    if both is not None:
+        x_grad, w_grad = both.run(g, x, w)
+    else:
+        if wants_x:
+            x_grad = execute.conv(g, w, in_size, arguments, algorithm)
+        if wants_w and wants_bias:
+            return x_grad, *_weight_and_bias(g, x, kernel_size, arguments, algorithm)
+        if wants_w:
+            w_grad = execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
+    if wants_bias:
+        bias_grad = channel_sums(g)
+    return x_grad, w_grad, bias_grad
+
+
+def _weight_and_bias(
+    g: torch.Tensor, x: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in one pass over `g`, by tiles that sum its channels on the way, or each by itself."""
+    launch = execute.weight_launch(x, g, kernel_size, arguments, algorithm)
+    if launch.empty or launch.copies or not launch.sums:
+        return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm), channel_sums(g)
+    w_grad, bias_grad = x.new_empty_strided(launch.shape, launch.strides), g.new_empty(g.shape[1])
+    launch.run(x, w_grad, bias_grad, g)
+    return w_grad, bias_grad
 
 
 def _remembered(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None) -> Turned | None:

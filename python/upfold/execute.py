@@ -42,7 +42,7 @@ class Launch:
 
     __slots__ = (
         *("algorithm", "config", "copies", "elements", "empty", "enqueue", "index"),
-        *("packing", "problem", "shape", "strides", "workspace_bytes"),
+        *("packing", "problem", "shape", "strides", "sums", "workspace_bytes"),
     )
 
     def __init__(self, problem: Problem, device: torch.device, algorithm: str | None, result: torch.Tensor, copies: bool) -> None:
@@ -58,6 +58,7 @@ class Launch:
         self.elements = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
         self.index = device.index if device.type == "cuda" else None
         self.enqueue = None if self.empty else self.algorithm.prepare(problem, self.config, device)
+        self.sums = self.algorithm.sums_channels(problem, self.config, device)
         self.packing: Packing | str | None = None  # asked for when first needed (`frozen.py`)
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
@@ -287,12 +288,22 @@ def conv_transpose_weight(
     x: torch.Tensor, g: torch.Tensor, kernel_size: tuple[int, ...], arguments: Arguments, algorithm: str | None = None
 ) -> torch.Tensor:
     """Run the adjoint in w of a transposed convolution; the result is (in_channels, out_channels / groups, kernel_size...)."""
+    launch = weight_launch(x, g, kernel_size, arguments, algorithm)
+    if launch.empty:
+        return x.new_zeros(launch.shape)
+    w = x.new_empty_strided(launch.shape, launch.strides)
+    if launch.copies:
+        x, g = _readable(x), _readable(g)
+    launch.run(x, w, None, g)
+    return w
+
+
+def weight_launch(
+    x: torch.Tensor, g: torch.Tensor, kernel_size: tuple[int, ...], arguments: Arguments, algorithm: str | None
+) -> Launch:
+    """What `conv_transpose_weight` runs for these operands, planned or remembered."""
     key = (
-        tensor_key(x),
-        tensor_key(g),
-        kernel_size,
-        arguments,
-        algorithm,
+        *(tensor_key(x), tensor_key(g), kernel_size, arguments, algorithm),
         environment(g, g.data_ptr() | x.data_ptr()),
         Operator.CONV_TRANSPOSE_WEIGHT,  # or the key could be that of `conv`
     )
@@ -301,13 +312,7 @@ def conv_transpose_weight(
         problem, w = describe_conv_transpose_weight(x, g, kernel_size, arguments)
         copies = not (layout.has_dense_rows(x) and layout.has_dense_rows(g))
         launch = remember(key, Launch(problem, g.device, algorithm or current().algorithm, w, copies))
-    if launch.empty:
-        return x.new_zeros(launch.shape)
-    w = x.new_empty_strided(launch.shape, launch.strides)
-    if launch.copies:
-        x, g = _readable(x), _readable(g)
-    launch.run(x, w, None, g)
-    return w
+    return launch
 
 
 def describe(

@@ -9,7 +9,8 @@ import torch
 
 from ..problem import Problem
 
-# Enqueues one call: the addresses of x, w, bias, y and the workspace (0: none), and the CUDA stream's handle (0 on a CPU).
+# Enqueues one call: the addresses of x, w, bias, y and the workspace (0: none), and the CUDA stream's handle (0 on a CPU). A bias
+# is read, but by the gradient of the weight, which writes its gradient there (`Algorithm.sums_channels`).
 Enqueue = Callable[[int, int, int, int, int, int], None]
 
 
@@ -59,6 +60,9 @@ class Algorithm(Protocol):
 
     def packing(self, problem: Problem, config: int, device: torch.device) -> Packing | str:
         """How a transposed convolution's weight can be packed apart from the calls, or why nothing of it is worth keeping."""
+
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+        """Whether the gradient of the weight, where a call names a bias, writes its gradient there: y's channels, summed."""
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Compute into the operand that the operator writes. `stream` is the CUDA stream's handle, 0 on a CPU."""

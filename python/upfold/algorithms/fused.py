@@ -193,6 +193,11 @@ class Fused:
         layout, left = tuple(call.packing), call.workspace_bytes - call.packed_bytes
         return Packing(layout, call.packed_bytes, left, call.pack, call.enqueue)
 
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+        """Tiles of the gradient of the weight that read every element of y once, of 16-bit values on a GPU."""
+        weight = problem.operator is Operator.CONV_TRANSPOSE_WEIGHT and device.type == "cuda"
+        return weight and fused_weight.sums_channels(problem, config, cuda.index(device))
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the packing and the kernel."""
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)

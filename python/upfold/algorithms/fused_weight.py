@@ -83,6 +83,11 @@ def workspace_bytes(problem: Problem, config: int, device: int) -> int:
     return needed
 
 
+def sums_channels(problem: Problem, config: int, device: int) -> bool:
+    """Whether a tile sums y's channels on the way: the gradient of the bias."""
+    return config < fused_weight_last.FIRST and bool(call(problem, config, device).sums)
+
+
 def predicted_seconds(problem: Problem, device: int) -> float:
     """Predict the time of the best tile, of a problem that is not rejected."""
     return 1e-6 * min(microseconds(problem, device).values())

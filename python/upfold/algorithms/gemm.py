@@ -180,6 +180,10 @@ class Gemm:
         """Nothing is packed apart from the calls."""
         return "its product takes the weight as it lies, or turned in the call itself"
 
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+        """It sums products alone."""
+        return False
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the operator block by block."""
         if tensors.x.is_cuda:

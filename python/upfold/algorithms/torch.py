@@ -57,6 +57,10 @@ class Torch:
         """Nothing is packed apart from the calls."""
         return "torch's own operator takes the weight as it lies"
 
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+        """It sums products alone."""
+        return False
+
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Call torch and copy its result into the operand that the operator writes."""
         x, w, bias, y = tensors
