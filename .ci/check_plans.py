@@ -46,10 +46,11 @@ def absent(torch: Any) -> None:
 
 
 def problems(torch: Any, case: Any) -> Any:
-    """The three operators of a case in types, precisions and layouts."""
+    """The three operators of a case in types, precisions and layouts, and gradients that read a turned copy of y's."""
     from dataclasses import replace
 
     from upfold import execute, modes
+    from upfold.problem import pad_strides
 
     arguments = modes.positional(case.geometry)
     last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(case.ndim)
@@ -65,12 +66,15 @@ def problems(torch: Any, case: Any) -> Any:
         w_shape = case.in_channels, case.out_channels // case.groups, *case.kernel_size
         x, w, y = (torch.empty(shape, dtype=dtype, device="meta", memory_format=layout) for shape in (x_shape, w_shape, y_shape))
         bias = torch.empty(case.out_channels, dtype=dtype, device="meta") if case.bias else None
-        for operator in (
-            execute.describe(x, w, bias, arguments),
+        gradients = (
             execute.describe_conv(y, w, tuple(case.in_size), arguments)[0],
             execute.describe_conv_transpose_weight(x, y, tuple(case.kernel_size), arguments)[0],
-        ):
+        )
+        for operator in (execute.describe(x, w, bias, arguments), *gradients):
             yield replace(operator, allow_tf32=tf32)
+        if last and layout is torch.contiguous_format and dtype.itemsize == 2:
+            strides = pad_strides(y.to(memory_format=last).stride(), y_shape)
+            yield from (replace(operator, y_strides=strides) for operator in gradients)
 
 
 def check(torch: Any) -> tuple[int, int]:

@@ -70,6 +70,7 @@ struct LastTileBase {
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
+  static constexpr bool kInTurn = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -121,6 +122,15 @@ struct LastTurnedTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static_assert(kM * kSub8 <= 32, "a lane finds the row of each eight positions");
 };
 
+// Tiles of two phases whose pairs are of one and the other in turn (LastJob::in_turn) have kernels of their own.
+template <typename Tile>
+struct LastInTurn : Tile {
+  static constexpr bool kInTurn = true;
+};
+template <typename Tile>
+constexpr bool kHasInTurn = (Tile::kTurned || Tile::kAlternates) && Tile::kPhases == 2 && Tile::kWarpgroups == 2 &&
+                            !Tile::kFromPlanes && !Tile::kTransposes && !Tile::kWhole && !Tile::kInTurn;
+
 // How the weights lie that are multiplied: packed; or as they came, output channels innermost, which are those of the result (the
 // forward) or those that are reduced (the gradient of the input).
 enum class LastWeights { kPacked, kByResult, kByReduction };
@@ -141,7 +151,6 @@ struct LastPhase {
 struct LastJob {
   LastAxis axis[3];                                    // d, h, w
   Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
-  Divisor together;                                    // tiles of positions that follow one another ahead of the next columns
   Divisor channels;                                    // of the result in a group: columns are taps times these where `flat`
   Divisor kernel_h, kernel_w;
   std::uint32_t tiles;
@@ -150,7 +159,8 @@ struct LastJob {
   std::int32_t folded;                           // channels of a pixel of the source, which has stride_w pixels in one; else 0
   std::int32_t patch_bytes, box_bytes, patches;  // of a buffer, of a copy; buffers
   std::int32_t stage_pairs, stages;
-  bool whole;  // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
+  bool in_turn;  // patches have as many pairs of each phase, which take turns, and stages of weights one of each
+  bool whole;    // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
   // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or, of 16-bit values
   // (`shifted`), as aligned vectors with what is left of a run at both ends. A run is of results that lie together in a line of a
   // channel and in y: of a row of a tile, or of all rows of its plane where these follow one another (`plane_runs`).
@@ -197,17 +207,15 @@ struct LastPlace {
   std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
   std::int32_t first_eight = 0;  // of a product, where some of its columns are stored
 };
-// Tiles of the same positions follow one another, and ahead of them those of some positions that share weights.
+// Tiles of the same positions follow one another.
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   LastPlace place;
   std::uint32_t rest = tile;
   place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
   const std::int32_t left = job.chunks - place.first_chunk;
   place.chunks = left < job.split_chunks ? left : job.split_chunks;
-  const std::uint32_t of_together = take(job.together, rest);
   place.column_tile = std::int32_t(take(job.column_tiles, rest)), place.set = std::int32_t(take(job.sets, rest));
   place.group = std::int32_t(take(job.groups, rest));
-  rest = rest * job.together.value + of_together;
 #pragma unroll
   for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
   place.n = std::int32_t(rest * job.tile_n.value);
@@ -248,7 +256,7 @@ struct LastTaken {
   std::int32_t patches, stages;
 };
 UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
-  take(job.splits, tile), take(job.together, tile), take(job.column_tiles, tile);
+  take(job.splits, tile), take(job.column_tiles, tile);
   const std::uint32_t set = take(job.sets, tile);
   return {(job.first_patch[set + 1] - job.first_patch[set]) * job.chunks, job.set_stages[set] * job.chunks};
 }

@@ -54,18 +54,24 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
+  // The sums begin with a tile's first products, of which each phase has some. Zeros would be set when the turn has come,
+  // whatever the order here, and take a sixteenth of a tile's time (H200). Of rows in registers the compiler would then end each
+  // product before the next (C7515).
+  static constexpr bool kBegins = (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && Tile::kWarpgroups == 2;
   static constexpr bool kLines = Tile::kToPlanes && (Tile::kRowPhases == 3 || Tile::kRowPhases < Tile::kPhases);  // alone
 
-  __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::int32_t (&own)[4], Reading& at) const {
+  __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4], Reading& at) const {
     if constexpr (kFromRows) {
       this->multiply_rows(sums, place, own, at);
     } else if constexpr (Tile::kFromPlanes || Tile::kWhole) {
-      this->multiply_whole(sums, place, at);
+      this->template multiply_whole<kBegins>(sums, place, at);
+    } else if constexpr (Tile::kInTurn) {
+      this->multiply_in_turn(sums, place, at);
     } else {
       // With products of phases behind branches too, or as one of two ways, the compiler would let none run beside another.
       std::int32_t chunks = place.chunks;
       if constexpr (Tile::kAlternates && Tile::kPhases == 1 && !Tile::kToPlanes) {
-        if (job.whole) this->multiply_whole(sums, place, at), chunks = 0;
+        if (job.whole) this->template multiply_whole<false>(sums, place, at), chunks = 0;
       }
       this->multiply_pairs(sums, place, chunks, at);
     }
@@ -73,29 +79,29 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
 
   // Warpgroups multiply and store.
   __device__ __forceinline__ void compute(const BoxMap& other, const Value* bias, Value* y) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
     const std::int32_t warpgroup = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 128, 0);  // known to be one for a warp
     Reading at = this->begin(warpgroup);
-    std::int32_t own[4] = {};
-    if constexpr (kFromRows) this->place_rows(own);
     const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0,
                         step = Tile::kAlternates ? Tile::kWarpgroups : 1;
     pass_over(at, blockIdx.x, first);
     std::uint32_t turn = first == 0 ? 1 : 0;  // the first warpgroup begins: a new barrier counts as passed
     for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles; tile += step * gridDim.x, turn ^= 1) {
       const LastPlace place = last_place(job, tile);
-      Sums sums = {};
+      Sums sums;
+      if constexpr (!kBegins) clear(sums);
+      std::uint32_t own[4] = {};
+      if constexpr (kFromRows) this->place_rows(own);
       if (job.resident) at.stage = Ring(job.stages);
       if constexpr (Tile::kAlternates) {
         if (job.whole) at.shift = rows_of_pair(job.pair[job.patch[job.first_patch[place.set]].end]);
         hide(at.shift);
-        pin_all(sums);  // zeros are there before the turn comes
+        if constexpr (!kBegins) pin_all(sums);  // zeros are there before the turn comes
         // A wait for a buffer two fills ahead would take the fill before for its own.
         barrier_wait(address(barriers.turn[first]), turn);
       }
       multiply(sums, place, own, at);
       if constexpr (Tile::kAlternates) {
-        if (lane == 0) barrier_arrive(address(barriers.turn[first + 1 < step ? first + 1 : 0]));
+        if (at.leads) barrier_arrive(address(barriers.turn[first + 1 < step ? first + 1 : 0]));
       }
       warpgroup_wait<0>();
       pin_all(sums);
@@ -112,6 +118,11 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     }
   }
 
+  static __device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
+      sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4] = 0.0f;
+  }
   static __device__ __forceinline__ void pin_all(Sums& sums) {
 #pragma unroll
     for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)

@@ -81,16 +81,26 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35;
 #define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...)                      \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastWholeTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(kPlanes, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, kPacked, Value, LastInTurn<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTransposingTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING(Value) \
   UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST_TO_PLANES(Value) UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_TO_PLANES(Value)                                    \
+  UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)      \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<2, 8, 2, 8>) \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<4, 4, 2, 8>)
 #define UPFOLD_INSTANTIATE_LAST_PLANES(Value) UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value) \
-  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value)                                 \
+  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value) \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(false, Value, LastAlternatingTile<2, 8, 2, 8>)
 #define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST_TURNED(Value) UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_TURNED(Value)                                               \
+  UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)                    \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<1, 16, 2, 1, 8, true>) \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<2, 8, 2, 1, 8, true>)  \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<1, 8, 2, 2, 8, false>)
 #define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
   template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);           \
@@ -161,6 +171,9 @@ struct LastLaunch {
 
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights = LastWeights::kPacked>
 void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch& part, const LastOperands& operands) {
+  if constexpr (kHasInTurn<Tile>) {
+    if (part.job.in_turn) return run_last_tile<Value, LastInTurn<Tile>, kPlanes, kWeights>(launch, plan, part, operands);
+  }
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   // Blocks that split a reduction have one tile each; those that keep their weights take tiles of the same ones.
@@ -174,16 +187,6 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.other,
               static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
               static_cast<Value*>(operands.result));
-}
-
-// Blocks that follow one another and read the same weights get them from the second-level cache at once: of sixteen tiles of
-// columns 95 bytes a cycle and multiprocessor where four do, 42 where none does; of four tiles little more either way (H200, copies
-// alone). Not where blocks keep their weights, or where they take tiles of all sets in turn.
-inline std::uint32_t tiles_together(const LastPlan& plan, const LastJob& job) {
-  const std::uint32_t slabs = job.sets.value * job.groups.value * job.column_tiles.value;
-  std::uint32_t together = job.resident || plan.mixes ? 1 : slabs >= 8 ? 4 : slabs >= 4 ? 2 : 1;
-  while (job.tiles / (slabs * job.splits.value) % together != 0) together /= 2;
-  return together;
 }
 
 // Turned tiles, those whose warpgroups alternate, and weights that lie, which are compiled by themselves.
@@ -216,7 +219,6 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
-    job.together = make_divisor(tiles_together(plan, job));
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;

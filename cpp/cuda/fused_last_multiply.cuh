@@ -38,10 +38,10 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     return *reinterpret_cast<float(*)[Tile::kSub8 * kCount][4]>(&sums[m][phase]);
   }
 
-  // The products of some pairs, whose first phase is known where this is compiled.
+  // The products of some pairs, whose first phase is known where this is compiled. Where `adds` is 0, the sums begin with them.
   template <int kCount>
   static __device__ __forceinline__ void add(Sums& sums, int phase, const std::uint64_t (&positions)[Tile::kM],
-                                             std::uint32_t shift, std::uint64_t channels) {
+                                             std::uint32_t shift, std::uint64_t channels, std::uint32_t adds = 1) {
     constexpr std::uint32_t kStep = Tile::kFromPlanes ? 64 : 1;  // from vector to vector; of planes: rows of eight channels
 #pragma unroll
     for (std::uint32_t k = 0; k < Tile::kVectors; k += 2) {
@@ -50,7 +50,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
         const std::uint64_t at = positions[m] + (shift * kRowUnits + k * kStep),
                             of = channels + k * (kByResult ? kBoxColumns : 1);
         WarpgroupCore<Operands, Tile::kSub8 * kCount, 1, 0>::add(joined<kCount>(sums, m, phase), Tile::kTurned ? of : at,
-                                                                 Tile::kTurned ? at : of);
+                                                                 Tile::kTurned ? at : of, k == 0 ? adds : 1);
       }
     }
   }
@@ -68,11 +68,11 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
 
   // The products of a chunk in all phases.
   __device__ __forceinline__ void add_whole(Sums& sums, const std::uint64_t (&positions)[Tile::kM], std::uint32_t shift,
-                                            std::uint64_t channels) const {
+                                            std::uint64_t channels, std::uint32_t adds) const {
     warpgroup_begin();
 #pragma unroll
     for (int phase = 0; phase < Tile::kPhases; phase += kJoined)
-      add<kJoined>(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
+      add<kJoined>(sums, phase, positions, shift, channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16), adds);
     warpgroup_commit();
   }
 
@@ -132,7 +132,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   }
 
   // The products of chunks that are one stage of weights each, a pair of each phase (LastJob::whole): what stands between them is
-  // more than half of their time.
+  // more than half of their time. kBegins: the sums begin with the first of them.
+  template <bool kBegins>
   __device__ __forceinline__ void multiply_whole(Sums& sums, const LastPlace& place, Reading& at) const {
 #pragma unroll 1
     for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
@@ -141,7 +142,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
       std::uint64_t positions[Tile::kM];
 #pragma unroll
       for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(at.buffer.at));
-      add_whole(sums, positions, at.shift, at.channels + in_descriptor(weight(at.stage.at)));
+      add_whole(sums, positions, at.shift, at.channels + in_descriptor(weight(at.stage.at)), !kBegins || chunk > 0);
       warpgroup_wait<1>();
       at.release();
       at.used = {job.resident ? 0 : address(barriers.empty[at.stage.at]), address(barriers.patch_empty[at.buffer.at])};
@@ -153,7 +154,7 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
   // no two lanes meet in a bank.
   static constexpr int kSteps = Tile::kM == 4 ? 1 : 2, kGroups = 4 / kSteps;
   using Rows = std::uint32_t[kSteps][Tile::kM][4];
-  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::int32_t (&own)[4],
+  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::uint32_t (&own)[4],
                                                    int group) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -181,15 +182,18 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     warpgroup_commit();
   }
   // Where a lane's words of a product lie: rows lane / 4 and the eighth behind, of its first and of its second channel of eight.
-  static __device__ __forceinline__ void place_rows(std::int32_t (&own)[4]) {
+  // Known by registers: found anew for each chunk they took a sixth of its time (H200).
+  static __device__ __forceinline__ void place_rows(std::uint32_t (&own)[4]) {
     const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32 % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const std::int32_t pixel = warp % 2 * 16 + i % 2 * 8 + lane / 4, channel = lane % 4 * 2 + i / 2;
-      own[i] = warp / 2 * kChunk * 128 + channel * 128 + ((pixel / 4) ^ channel) * 16 + pixel % 4 * 4;
+      own[i] = std::uint32_t(warp / 2 * kChunk * 128 + channel * 128 + ((pixel / 4) ^ channel) * 16 + pixel % 4 * 4);
+      hide(own[i]);
     }
   }
-  __device__ __forceinline__ void multiply_rows(Sums& sums, const LastPlace& place, const std::int32_t (&own)[4],
+  // Where a chunk's patch is awaited, products of the one before still run.
+  __device__ __forceinline__ void multiply_rows(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4],
                                                 Reading& at) const {
     Rows rows[2];
 #pragma unroll 1
@@ -200,14 +204,14 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
       const std::uint64_t channels = at.channels + in_descriptor(weight(at.stage.at));
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
+        warpgroup_wait<1>();  // the rows of all products but the last ones are free
+        if (group == 1) at.release();
         read_rows(rows[group % 2], from, own, group);
         if (group == kGroups - 1) {
           __syncwarp();  // everyone has read the patch
           if (threadIdx.x % 32 == 0) barrier_arrive(address(barriers.patch_empty[at.buffer.at]));
         }
         add_rows(sums, rows[group % 2], channels, group);
-        warpgroup_wait<1>();  // the rows before are free
-        if (group == 0) at.release();
       }
       at.used.stage = job.resident ? 0 : address(barriers.empty[at.stage.at]);
     }
@@ -215,6 +219,44 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
 #pragma unroll
     for (int i = 0; i < 2 * kSteps * Tile::kM * 4; ++i)
       keep(rows[i / 4 / Tile::kM / kSteps][i / 4 / Tile::kM % kSteps][i / 4 % Tile::kM][i % 4]);
+  }
+
+  __device__ __forceinline__ void await_patch(const Reading& at, std::uint64_t (&positions)[Tile::kM]) const {
+    barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(at.buffer.at));
+  }
+
+  // The products of pairs that take turns, a stage at a time. Where each pair is asked for its phase, what stands between
+  // products takes longer than they do: of pose 256 in bfloat16 366 cycles a pair for 256 (H200).
+  __device__ __forceinline__ void multiply_in_turn(Sums& sums, const LastPlace& place, Reading& at) const {
+    Ring &buffer = at.buffer, &stage = at.stage;
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk) {
+      for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
+        std::int32_t pair = job.patch[q - 1].end;
+        const std::int32_t end = job.patch[q].end;
+        std::uint64_t positions[Tile::kM];
+        await_patch(at, positions);
+#pragma unroll 1
+        for (; pair < end; stage.next()) {
+          std::uint32_t shifts[Tile::kPhases];
+#pragma unroll
+          for (int phase = 0; phase < Tile::kPhases; ++phase) shifts[phase] = rows_of_pair(job.pair[pair + phase]);
+          if (!Tile::kAlternates || !at.resident) barrier_wait(address(barriers.full[stage.at]), stage.parity);
+          const std::uint64_t channels = at.channels + in_descriptor(weight(stage.at));
+          warpgroup_begin();
+#pragma unroll
+          for (int phase = 0; phase < Tile::kPhases; ++phase)
+            add<1>(sums, phase, positions, shifts[phase], channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16));
+          warpgroup_commit();
+          warpgroup_wait<1>();
+          at.release();
+          pair += Tile::kPhases;
+          if (!job.resident) at.used.stage = address(barriers.empty[stage.at]);
+          if (pair >= end) at.used.patch = address(barriers.patch_empty[buffer.at]);
+        }
+      }
+    }
   }
 
   // Each pair is a group of products of its own, committed where it is issued (a commit behind a branch would wait for all before
@@ -225,10 +267,8 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
       for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
         std::int32_t pair = job.patch[q - 1].end;
         const std::int32_t end = job.patch[q].end;
-        barrier_wait(address(barriers.patch_full[buffer.at]), buffer.parity);
         std::uint64_t positions[Tile::kM];
-#pragma unroll
-        for (int m = 0; m < Tile::kM; ++m) positions[m] = at.positions[m] + in_descriptor(patch(buffer.at));
+        await_patch(at, positions);
         for (; pair < end; stage.next()) {
           const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
           if (!Tile::kAlternates || !at.resident) barrier_wait(address(barriers.full[stage.at]), stage.parity);

@@ -44,6 +44,7 @@ class LastPlanner : LastAlternator {
     halo_of(best_.level, ends);
     const Triple patch = best_.patch();
     plan_.patches = std::int64_t(ends.size());
+    job.in_turn = tile_.in_turn && order_in_turn(ends);
     std::size_t begin = 0;
     std::int64_t set = 0;
     for (std::size_t q = 0; q < ends.size(); ++q) {
@@ -73,6 +74,22 @@ class LastPlanner : LastAlternator {
     const bool stacked = !best_.is_dense() && (best_.box[2] == 8 || best_.beside > 1);
     job.group_pitch = std::int32_t(stacked ? patch[2] : 8);
     return positions();
+  }
+  // The pairs of each patch, one of each phase in turn, if all phases have as many of them in each.
+  bool order_in_turn(const std::vector<std::size_t>& ends) {
+    std::vector<Pair> ordered;
+    std::size_t begin = 0;
+    for (const std::size_t end : ends) {
+      std::vector<std::vector<Pair>> of_phase(static_cast<std::size_t>(tile_.phases));
+      for (std::size_t i = begin; i < end; ++i) of_phase[std::size_t(pairs_[i].phase)].push_back(pairs_[i]);
+      for (const std::vector<Pair>& pairs : of_phase)
+        if (pairs.size() != of_phase[0].size()) return false;
+      for (std::size_t turn = 0; turn < of_phase[0].size(); ++turn)
+        for (const std::vector<Pair>& pairs : of_phase) ordered.push_back(pairs[turn]);
+      begin = end;
+    }
+    pairs_ = ordered;
+    return true;
   }
   // Of products beside one another each has eight positions of a row, one above the other.
   std::int64_t first_position(std::int64_t product) const {
@@ -196,6 +213,7 @@ class LastPlanner : LastAlternator {
     const std::int64_t most_pairs = std::max<std::int64_t>(1, kLastStageBytes / pair_bytes());
     job.stage_pairs = std::int32_t(std::min<std::int64_t>(most_pairs, std::max<std::int64_t>(1, std::int64_t(pairs_of_patch))));
     if (tile_.planes || (tile_.to_planes && !tile_.transposes && has_whole_sets())) job.stage_pairs = tile_.phases;
+    if (job.in_turn) job.stage_pairs = tile_.phases;
     const std::int64_t stage = job.stage_pairs * pair_bytes();
     for (std::int64_t set = 0; set < sets_; ++set) job.set_stages[set] = std::uint16_t(stages_of(set) / job.chunks);
     std::int64_t patches = 2, stages = 2;

@@ -71,7 +71,7 @@ template <typename Value>
 struct TurnedColumns;
 
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
-// warp's 16 rows as above.
+// warp's 16 rows as above. Where `adds` is 0, the sums begin with the product, whatever they held.
 template <typename Value, int kN8, int kStep, int kFirst>
 struct WarpgroupCore;
 
@@ -98,27 +98,28 @@ struct WarpgroupCore;
   UPFOLD_NAMES_96                                                                                                    \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, turns, ...)                                 \
-  template <int kStep, int kFirst>                                                                                          \
-  struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                        \
-    static __device__ __forceinline__ void add(float (&s)[kN8_ * kStep][4], std::uint64_t a, std::uint64_t b) {             \
-      asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned." shape_and_types " {" names \
-                   "}, " descriptors ", adds, 1, 1" turns ";\n}"                                                            \
-                   : __VA_ARGS__                                                                                            \
-                   : "l"(a), "l"(b));                                                                                       \
-    }                                                                                                                       \
+#define UPFOLD_WARPGROUP_CORE(Value, kN8_, shape_and_types, names, descriptors, flag, turns, ...)                       \
+  template <int kStep, int kFirst>                                                                                      \
+  struct WarpgroupCore<Value, kN8_, kStep, kFirst> {                                                                    \
+    static __device__ __forceinline__ void add(float (&s)[kN8_ * kStep][4], std::uint64_t a, std::uint64_t b,           \
+                                               std::uint32_t adds = 1) {                                                \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.u32 adds, " flag ", 0;\nwgmma.mma_async.sync.aligned." shape_and_types \
+                   " {" names "}, " descriptors ", adds, 1, 1" turns ";\n}"                                             \
+                   : __VA_ARGS__                                                                                        \
+                   : "l"(a), "l"(b), "r"(adds));                                                                        \
+    }                                                                                                                   \
   };
-#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                             \
-  UPFOLD_WARPGROUP_CORE(Value, 2, "m64n16" depth "." types, UPFOLD_NAMES_8, "%8, %9", turns, UPFOLD_SUMS_2(0))         \
-  UPFOLD_WARPGROUP_CORE(Value, 6, "m64n48" depth "." types, UPFOLD_NAMES_24, "%24, %25", turns, UPFOLD_SUMS_4(0),      \
-                        UPFOLD_SUMS_2(4))                                                                              \
-  UPFOLD_WARPGROUP_CORE(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "%16, %17", turns, UPFOLD_SUMS_4(0))      \
-  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", turns, UPFOLD_SUMS_4(0),      \
-                        UPFOLD_SUMS_4(4))                                                                              \
-  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", turns, UPFOLD_SUMS_4(0),    \
-                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))                                         \
-  UPFOLD_WARPGROUP_CORE(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "%128, %129", turns, UPFOLD_SUMS_4(0), \
-                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12), UPFOLD_SUMS_4(16), UPFOLD_SUMS_4(20),   \
+#define UPFOLD_WARPGROUP_CORES(Value, depth, types, turns)                                                                     \
+  UPFOLD_WARPGROUP_CORE(Value, 2, "m64n16" depth "." types, UPFOLD_NAMES_8, "%8, %9", "%10", turns, UPFOLD_SUMS_2(0))          \
+  UPFOLD_WARPGROUP_CORE(Value, 6, "m64n48" depth "." types, UPFOLD_NAMES_24, "%24, %25", "%26", turns, UPFOLD_SUMS_4(0),       \
+                        UPFOLD_SUMS_2(4))                                                                                      \
+  UPFOLD_WARPGROUP_CORE(Value, 4, "m64n32" depth "." types, UPFOLD_NAMES_16, "%16, %17", "%18", turns, UPFOLD_SUMS_4(0))       \
+  UPFOLD_WARPGROUP_CORE(Value, 8, "m64n64" depth "." types, UPFOLD_NAMES_32, "%32, %33", "%34", turns, UPFOLD_SUMS_4(0),       \
+                        UPFOLD_SUMS_4(4))                                                                                      \
+  UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", "%66", turns, UPFOLD_SUMS_4(0),     \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))                                                 \
+  UPFOLD_WARPGROUP_CORE(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "%128, %129", "%130", turns, UPFOLD_SUMS_4(0), \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12), UPFOLD_SUMS_4(16), UPFOLD_SUMS_4(20),           \
                         UPFOLD_SUMS_4(24), UPFOLD_SUMS_4(28))
 UPFOLD_WARPGROUP_CORES(__half, "k16", "f32.f16.f16", ", 0, 0")
 UPFOLD_WARPGROUP_CORES(__nv_bfloat16, "k16", "f32.bf16.bf16", ", 0, 0")

@@ -115,7 +115,7 @@ def test_a_large_layer_sums_by_itself(device, monkeypatch):
     g = torch.randn_like(y)
     y.backward(g)
     want, scale = g.double().sum((0, 2, 3)), g.double().abs().sum((0, 2, 3))
-    assert ((b.grad.double() - want).abs() / scale).max() <= 2**-9 * (want.abs() / scale).max() + 1e-6
+    assert ((b.grad.double() - want).abs() / scale).max() <= 2**-8 * (want.abs() / scale).max() + 1e-6
 
 
 def test_a_nan_stays_in_its_channel(device):
