@@ -13,7 +13,7 @@ import upfold
 from oracle import dtype_name
 from small_layer import ARGUMENTS, layer, operands, record_runs, skip_half_where_torch_lacks_it, torch_layer
 from test_transforms import compiled
-from upfold import autograd
+from upfold import autograd, backward
 from upfold.problem import Operator
 
 WANTED = pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3))[1:], ids=str)
@@ -52,9 +52,11 @@ class PassingOn(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def counted(monkeypatch):
-    """A list to which every sum over the gradient of a bias appends."""
-    sums, original = [], autograd._channels
-    monkeypatch.setattr(autograd, "_channels", lambda grad: (sums.append(1), original(grad))[1])
+    """A list to which every sum over the gradient of a bias appends, by the kernel or through what watches."""
+    sums = []
+    for module, name in ((backward, "channel_sums"), (autograd, "summed_by_torch")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda grad, original=original: (sums.append(1), original(grad))[1])
     return sums
 
 
