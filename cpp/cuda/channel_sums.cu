@@ -8,10 +8,15 @@
 
 namespace upfold::cuda {
 
-constexpr int kPlaneThreads = 256, kPlaneBlocks = 6;       // of a multiprocessor
-constexpr int kMostRowThreads = 1024, kRowRegisters = 64;  // of a block; of a thread
-constexpr int kLoads = 4;                                  // of a thread, in flight
-constexpr int kPartLanes = 32, kPartShares = 32;           // channels of a block that adds parts up, and threads of each
+constexpr int kPlaneThreads = 256;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kPlaneBlocks = 4;  // of a multiprocessor, which has 1024 threads
+#else
+constexpr int kPlaneBlocks = 6;
+#endif
+constexpr int kMostRowThreads = 1024;             // of a block
+constexpr int kLoads = 4;                         // of a thread, in flight
+constexpr int kPartLanes = 32, kPartShares = 32;  // channels of a block that adds parts up, and threads of each
 
 struct PlaneSumsJob {
   Divisor channels, lines;      // lines that may touch a plane
@@ -209,6 +214,7 @@ struct ChannelSumsPlan {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // lines and vectors that are counted in 32 bits
+constexpr std::int64_t kRowRegisters = 64;             // of a thread
 // Lines that a block reads in the time of the second launch, about (H200: 4.2 TB/s, 1.5 us).
 constexpr std::int64_t kLaunchLines = 500;
 
