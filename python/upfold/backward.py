@@ -17,7 +17,7 @@ from . import execute, layout, native
 from .channel_sums import channel_sums
 from .dispatch import current, turns_gradient
 from .execute import Arguments, Launch
-from .problem import DTYPE_BYTES, DTYPE_CODES, Problem, pad_axes, pad_strides
+from .problem import DTYPE_BYTES, DTYPE_CODES, Problem, pad_shape, pad_strides
 
 Sizes = tuple[int, ...]
 _VECTOR_BYTES = 16  # of a pixel's channels, of which there must be whole ones
@@ -108,14 +108,15 @@ def _planned(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Argum
     problems = turned(g, x, w, arguments, algorithm)
     if problems is None:
         return None
-    strides = _innermost(g.shape)
-    copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], _five(g.shape), pad_strides(g.stride(), g.shape))
+    copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], pad_shape(g.shape), pad_strides(g.stride(), g.shape))
+    if copy is None:
+        return None
     results = (
         execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[1],
         execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[1],
     )
     conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(problems, results))
-    return None if copy is None else Turned(copy, strides, conv, weight)
+    return Turned(copy, _turned_strides(g), conv, weight)
 
 
 def turned(
@@ -128,7 +129,7 @@ def turned(
         return None
     conv = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[0]
     weight = execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[0]
-    y_strides = pad_strides(_innermost(g.shape), g.shape)
+    y_strides = pad_strides(_turned_strides(g), g.shape)
     problems = (
         replace(conv, y_strides=y_strides, alignment=execute.alignment_of(w)),
         replace(weight, y_strides=y_strides, alignment=execute.alignment_of(x)),
@@ -142,10 +143,6 @@ def _can_turn(g: torch.Tensor) -> bool:
     return g.is_contiguous() and pixels > 1 and g.numel() > 0 and g.shape[1] * DTYPE_BYTES[g.dtype] % _VECTOR_BYTES == 0
 
 
-def _five(shape: Sizes) -> Sizes:
-    return (*shape[:2], *pad_axes(shape[2:], 1))
-
-
 def _copy_call(device: int, dtype: int, sizes: Sizes, strides: Sizes) -> Any:
     """The kernel that copies planes which lie so as pixels whose channels are innermost, or None."""
     module, _ = native.load_cuda()
@@ -153,11 +150,6 @@ def _copy_call(device: int, dtype: int, sizes: Sizes, strides: Sizes) -> Any:
     return copy if copy is not None and copy.fits else None
 
 
-def _innermost(shape: Sizes) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape, (batch, channels, spatial...), whose channels are innermost."""
-    strides, step = [0] * len(shape), shape[1]
-    strides[1] = 1
-    for axis in (*range(len(shape) - 1, 1, -1), 0):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
+def _turned_strides(g: torch.Tensor) -> tuple[int, ...]:
+    """How the copy lies."""
+    return layout.empty_result(g.shape, g, channels_last=True, device="meta").stride()

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from . import native
-from .execute import raw_stream
-from .problem import DTYPE_BYTES, DTYPE_CODES, pad_axes, pad_strides
+from .execute import alignment_of, raw_stream
+from .problem import DTYPE_BYTES, DTYPE_CODES, pad_shape, pad_strides
 
 # Of batched tensors: batch and space, by the number of axes.
 _ALL_BUT_CHANNELS = {axes: (0, *range(2, axes)) for axes in (3, 4, 5)}
 _SUMMED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_MOST_ALIGNMENT = 16  # bytes; no access of the kernel is wider
 
 
 def summed_by_torch(g: torch.Tensor) -> torch.Tensor:
@@ -30,13 +29,12 @@ def channel_sums(g: torch.Tensor) -> torch.Tensor:
     else is summed by torch.
     """
     if g.is_cuda and g.dtype in _SUMMED and g.numel() > 0:
-        address = g.data_ptr()
-        planned = _plan(g.shape, g.stride(), g.dtype, g.get_device(), (address | _MOST_ALIGNMENT) & -(address | _MOST_ALIGNMENT))
+        planned = _plan(g.shape, g.stride(), g.dtype, g.get_device(), alignment_of(g))
         if planned is not None:
             call, elements = planned
             sums = g.new_empty(g.shape[1])
             scratch = g.new_empty(elements) if elements else None
-            call.run(address, sums.data_ptr(), 0 if scratch is None else scratch.data_ptr(), raw_stream(g.get_device()))
+            call.run(g.data_ptr(), sums.data_ptr(), 0 if scratch is None else scratch.data_ptr(), raw_stream(g.get_device()))
             return sums
     return summed_by_torch(g)
 
@@ -47,7 +45,6 @@ def _plan(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, devic
     module, _ = native.load_cuda()
     if module is None or any(stride < 0 for stride in strides):
         return None
-    sizes = (*shape[:2], *pad_axes(shape[2:], 1))
-    call = module.ChannelSumsCall(device, DTYPE_CODES[dtype], sizes, pad_strides(strides, shape), alignment)
+    call = module.ChannelSumsCall(device, DTYPE_CODES[dtype], pad_shape(shape), pad_strides(strides, shape), alignment)
     needed = call.workspace_bytes
     return None if needed < 0 else (call, -(-needed // DTYPE_BYTES[dtype]))

@@ -270,6 +270,11 @@ def pad_axes(entries: Sequence[int], fill: int) -> tuple[int, int, int]:
     return padded[0], padded[1], padded[2]
 
 
+def pad_shape(shape: Sequence[int]) -> tuple[int, int, int, int, int]:
+    """(batch, channels, spatial...) with depth, height and width, as `pad_strides` has its strides."""
+    return shape[0], shape[1], *pad_axes(shape[2:], 1)
+
+
 def pad_strides(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, int, int, int, int]:
     """Strides of a batched tensor with 1 to 3 spatial axes as (n, c, d, h, w); an axis of size 1 gets 0, it is never stepped.
 

@@ -51,9 +51,13 @@ def operands(layer, dtype, device, exact):
 
 
 def summing_configs(x, g, kernel, arguments, device):
-    """The tiles that sum the channels of this gradient."""
+    """The tiles that sum the channels of this gradient, of which there are some."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        pytest.skip("tiles that sum need compute capability 9.0")
     problem = execute.describe_conv_transpose_weight(x, g, kernel, arguments)[0]
-    return [config for config in FUSED.configs(problem, device) if FUSED.sums_channels(problem, config, device)]
+    configs = [config for config in FUSED.configs(problem, device) if FUSED.sums_channels(problem, config, device)]
+    assert configs, "some tile sums"
+    return configs
 
 
 def weight_and_bias(g, x, kernel, arguments, algorithm=None):
@@ -71,11 +75,7 @@ def test_every_tile_that_sums_is_exact(layer, dtype, device):
     bias = torch.zeros(g.shape[1], dtype=torch.float64)
     wide = tuple(t.double().cpu() for t in (x, w))
     _, want_w, want_bias = reference_gradients((*wide, bias), g.double().cpu(), geometry)
-    configs = summing_configs(x, g, kernel, arguments, device)
-    if not configs and torch.cuda.get_device_capability(device) < (9, 0):
-        pytest.skip("tiles that sum need compute capability 9.0")
-    assert configs, "some tile sums"
-    for config in configs:
+    for config in summing_configs(x, g, kernel, arguments, device):
         with use_config(config):
             w_grad, bias_grad = weight_and_bias(g, x, kernel, arguments, "fused")
         assert_exact(w_grad, want_w, f"weight by config {config}")

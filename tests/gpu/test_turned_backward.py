@@ -12,7 +12,7 @@ import upfold
 from gpu import assert_repeats_under_load, missing
 from oracle import assert_exact, dtype_name, geometry_arguments, ours
 from upfold import backward, cases, execute, native
-from upfold.problem import DTYPE_CODES, pad_axes, pad_strides
+from upfold.problem import DTYPE_CODES, pad_shape, pad_strides
 
 reason = missing()
 if reason is not None:
@@ -54,8 +54,7 @@ def test_the_copy(shape, dtype, layout, device):
     elif layout == "odd address":
         values = torch.cat([values.new_zeros(1), values.flatten()])[1:].view(shape)
     module, _ = native.load_cuda()
-    sizes = (*shape[:2], *pad_axes(shape[2:], 1))
-    call = module.ToPixelsCall(device.index, DTYPE_CODES[dtype], sizes, pad_strides(values.stride(), shape))
+    call = module.ToPixelsCall(device.index, DTYPE_CODES[dtype], pad_shape(shape), pad_strides(values.stride(), shape))
     assert call.fits
     guard = 64
     store = torch.full((values.numel() + 2 * guard,), float("nan"), dtype=dtype, device=device)
