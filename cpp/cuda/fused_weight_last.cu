@@ -72,7 +72,8 @@ FusedWeightLastWork FusedWeightLastCall::work() const {
   const std::int64_t patches = job.first_patch[job.sets.value] / job.sets.value;
   const std::int64_t copied = job.x_boxes * job.x_box + patches * job.y_box;
   const std::int64_t packed = (plan_->x.packed_bytes + plan_->y.packed_bytes) / plan_->batch * problem_.batch;
-  return {plan_->tiles * plan_->parts, job.length, plan_->launches, job.steps, copied, packed, plan_->partial_bytes};
+  return {plan_->tiles * plan_->parts,       job.length,       plan_->launches, job.steps, copied, packed, plan_->partial_bytes,
+          std::int64_t(plan_->store_cycles), job.cluster.value};
 }
 
 void FusedWeightLastCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

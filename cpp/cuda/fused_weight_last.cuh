@@ -21,12 +21,21 @@
 namespace upfold::cuda {
 
 constexpr int kMostWeightSets = 32, kMostWeightSlots = 128, kMostWeightPatches = 96, kMostWeightMaps = 10, kMostWeightSteps = 32;
+constexpr int kMostWeightCluster = 2;  // blocks
+constexpr int kMostWeightAtoms = 88;   // of all sets, where blocks store w
 constexpr int kWeightLastStages = 8, kWeightLastAlignment = 1024;
 
 struct WeightLastPatch {
   std::int16_t at[3];    // of y (w, h, d), from the tile's first position
   std::uint16_t map;     // of its residue
   std::int32_t channel;  // from the first of the group and of the block's channels
+};
+
+// Columns of a set, for the order in which a block stores them: atoms whose channels are the same follow one another.
+struct WeightLastAtom {
+  std::uint32_t offset;       // of its tap and first channel in w, from those of the channel set
+  std::uint8_t first, count;  // atoms that are stored with it, channel by channel: where they begin, and how many; 0: no atom
+  std::uint8_t atom, chunk;   // its columns among the set's, and its channels', in `width`
 };
 
 struct WeightLastJob {
@@ -50,52 +59,71 @@ struct WeightLastJob {
   std::uint32_t slot[kMostWeightSlots];  // [set][unit][instruction]: from the stage's first patch on, in 16 bytes, the first
                                          // atom, and from bit 16 on the distance of the next
   WeightLastPatch patch[kMostWeightPatches];
+  // How w is stored (fused_weight_last_store.cuh), if blocks do that.
+  Divisor cluster;             // parts of a tile, whose blocks are a cluster
+  Divisor fold;                // output channels of w, of those that hold taps along w too
+  std::int32_t atom_log;       // groups of 8 columns of an atom, the logarithm
+  bool whole, paired;          // blocks store w; two neighbours at a time
+  std::int64_t w_n, w_c, w_w;  // elements of w
+  WeightLastAtom atom[kMostWeightAtoms];
 };
 struct WeightLastMaps {
   BoxMap x, y[kMostWeightMaps - 1];
 };
-static_assert(sizeof(WeightLastJob) + sizeof(WeightLastMaps) <= 4000, "with the pointer these are the arguments of a launch");
+static_assert(sizeof(WeightLastJob) + sizeof(WeightLastMaps) <= 4080, "with two pointers these are the arguments of a launch");
 
 struct WeightLastBarriers {
   std::uint64_t full[kWeightLastStages], empty[kWeightLastStages];
 };
 
 #if UPFOLD_WARPGROUPS
-// Of a block: its set, first channels, and tiles of positions.
+// Of a block: its set, first channels and their number, and tiles of positions.
 struct WeightLastPlace {
   std::int32_t set, x_channel, y_channel, x_boxes;
+  std::int32_t rows, channel;  // input channels from the first on; the first output channel, of the group's
   std::uint32_t begin, end;
 
   __device__ __forceinline__ explicit WeightLastPlace(const WeightLastJob& job) {
-    std::uint32_t part = blockIdx.x, rest = take(job.tiles, part);
+    std::uint32_t part = blockIdx.x, of_cluster = take(job.cluster, part), rest = take(job.tiles, part);
+    part = part * job.cluster.value + of_cluster;
     set = std::int32_t(take(job.sets, rest));
     const std::int32_t channel_set = std::int32_t(take(job.channel_sets, rest));
     const std::int32_t first_row = std::int32_t(take(job.channel_tiles, rest)) * job.block_channels, group = std::int32_t(rest);
-    const std::int32_t left = (job.in_channels - first_row + job.row_channels - 1) / job.row_channels;
+    rows = job.in_channels - first_row, channel = channel_set * job.set_channels;
+    const std::int32_t left = (rows + job.row_channels - 1) / job.row_channels;
     x_channel = group * job.in_channels + first_row, x_boxes = left < job.x_boxes ? left : job.x_boxes;
-    y_channel = group * job.out_channels + channel_set * job.set_channels;
+    y_channel = group * job.out_channels + channel;
     begin = part * job.length, end = begin + job.length < job.count ? begin + job.length : job.count;
   }
 };
+
+// Of a channel set in w.
+UPFOLD_DEVICE std::int64_t weight_set_offset(const WeightLastJob& job, const WeightLastPlace& place) {
+  std::uint32_t tap = std::uint32_t(place.channel);
+  const std::int64_t channel = take(job.fold, tap);
+  return channel * job.w_c + tap * job.w_w;
+}
 
 UPFOLD_DEVICE std::uint32_t weight_stage(const WeightLastJob& job, const unsigned char* memory, std::uint32_t number) {
   return shared_address(memory) + number * std::uint32_t(job.stage_bytes);
 }
 
-// Rows behind those that are copied are zeros, of x and of y: what is there otherwise may be a NaN.
-UPFOLD_DEVICE void clear_weight_tails(const WeightLastJob& job, unsigned char* memory, std::int32_t threads) {
+// Rows behind those that are copied are zeros, of x and of y: what is there otherwise may be a NaN. Of the stages that are used;
+// a warp has every so manieth box of them.
+UPFOLD_DEVICE void clear_weight_tails(const WeightLastJob& job, const WeightLastPlace& place, unsigned char* memory,
+                                      std::int32_t warps) {
   if (job.tail == job.rows) return;
-  const std::int32_t patches = (job.stage_bytes - job.y_at) / job.y_pitch;
-  const std::int32_t x_row = job.x_box / job.tail, y_row = job.y_box / job.tail, left = job.rows - job.tail;
-  for (std::int32_t stage = 0; stage < job.stages; ++stage) {
-    for (std::int32_t box = 0; box < job.x_boxes + patches; ++box) {
-      const bool is_x = box < job.x_boxes;
-      const std::int32_t row = is_x ? x_row : y_row;
-      unsigned char* const at = memory + stage * job.stage_bytes + job.tail * row +
-                                (is_x ? box * job.x_pitch : job.y_at + (box - job.x_boxes) * job.y_pitch);
-      for (std::int32_t i = std::int32_t(threadIdx.x); i < left * row / 16; i += threads)
-        reinterpret_cast<uint4*>(at)[i] = {0, 0, 0, 0};
-    }
+  const std::int32_t boxes = job.x_boxes + (job.stage_bytes - job.y_at) / job.y_pitch, left = job.rows - job.tail;
+  const std::int32_t x_row = job.x_box / job.tail, y_row = job.y_box / job.tail, tiles = std::int32_t(place.end - place.begin);
+  const std::int32_t stages = place.begin >= place.end ? 0 : tiles < job.stages ? tiles : job.stages;
+  for (std::int32_t box = std::int32_t(threadIdx.x) / 32; box < stages * boxes; box += warps) {
+    const std::int32_t stage = box / boxes, of_stage = box - stage * boxes;
+    const bool is_x = of_stage < job.x_boxes;
+    const std::int32_t row = is_x ? x_row : y_row;
+    unsigned char* const at = memory + stage * job.stage_bytes + job.tail * row +
+                              (is_x ? of_stage * job.x_pitch : job.y_at + (of_stage - job.x_boxes) * job.y_pitch);
+    for (std::int32_t i = std::int32_t(threadIdx.x) % 32; i < left * row / 16; i += 32)
+      reinterpret_cast<uint4*>(at)[i] = {0, 0, 0, 0};
   }
   publish_to_products();
 }

@@ -15,9 +15,10 @@ std::vector<FusedWeightLastTile> fused_weight_last_tiles();
 
 struct WeightLastPlan;
 // What a choice launches: blocks, of so many tiles of positions each, over all launches of a part of the samples; products of 16
-// positions in one of these, bytes that it copies; bytes of x and y that are packed first, and of partial sums.
+// positions in one of these, bytes that it copies; bytes of x and y that are packed first, and of partial sums, 0 where blocks
+// store w: cycles of such a store, and blocks that share it.
 struct FusedWeightLastWork {
-  std::int64_t blocks, length, launches, steps, copied, packed, partial;
+  std::int64_t blocks, length, launches, steps, copied, packed, partial, stored, cluster;
 };
 
 // float16 and bfloat16, on compute capability 9.0. Planned once, then the same for any operands and by any thread; bits do not

@@ -5,7 +5,7 @@
 // begins with. Of x it reads pairs of channels, which are rows r and r + 8 of a product.
 #pragma once
 
-#include "fused_weight_last.cuh"
+#include "fused_weight_last_store.cuh"
 
 namespace upfold::cuda {
 
@@ -114,13 +114,11 @@ UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastP
   }
 }
 
-// In the order of fused_weight_last_kernel: of two neighbouring columns and two rows eight apart.
-template <typename Tile>
-UPFOLD_DEVICE void store_weight_floats(const WeightFloatSums& sums, float2* __restrict__ partial) {
-  const std::int32_t warp = std::int32_t(threadIdx.x) / 32, group = warp % Tile::kRowGroups, unit = warp / Tile::kRowGroups;
+// In the order of fused_weight_last_kernel: to(8 columns, thread of a warpgroup, half of its vector, sums) takes those of two
+// neighbouring columns, of a row.
+template <typename To>
+UPFOLD_DEVICE void pass_weight_floats(const WeightFloatSums& sums, const To& to) {
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, row = lane / 4 * 2;
-  const std::int64_t tile = std::int64_t(blockIdx.x) * Tile::kRowGroups + group;
-  float2* const own = partial + (tile * Tile::kUnits + unit) * (Tile::kColumns8 * 256);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -129,7 +127,7 @@ UPFOLD_DEVICE void store_weight_floats(const WeightFloatSums& sums, float2* __re
       for (int r = 0; r < 2; ++r) {
         // The lane that holds that row there, and which of its halves.
         const std::int32_t of_lane = (row + r) % 8 * 4 + lane % 4;
-        own[(j * 128 + i * 32 + of_lane) * 2 + (row + r) / 8] = {sums[i][j][2 * r], sums[i][j][2 * r + 1]};
+        to(j, i * 32 + of_lane, (row + r) / 8, float2{sums[i][j][2 * r], sums[i][j][2 * r + 1]});
       }
     }
   }
@@ -139,13 +137,13 @@ UPFOLD_DEVICE void store_weight_floats(const WeightFloatSums& sums, float2* __re
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_weight_last_float_kernel(const __grid_constant__ WeightLastJob job, const __grid_constant__ WeightLastMaps maps,
-                                   float2* __restrict__ partial) {
+                                   float4* __restrict__ partial, float* __restrict__ w) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WeightLastBarriers barriers;
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kWeightLastAlignment;
   const WeightLastPlace place(job);
-  clear_weight_tails(job, first, Tile::kThreads);
+  clear_weight_tails(job, place, first, Tile::kThreads / 32);
   make_weight_barriers(job, barriers, Tile::kWarps);
   if (threadIdx.x >= 32 * Tile::kWarps) {
     give_registers_back<Tile::kCopyRegisters>();
@@ -155,7 +153,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   take_registers<Tile::kMultiplyRegisters>();
   WeightFloatSums sums = {};
   add_weight_floats<Tile>(job, place, barriers, first, sums);
-  store_weight_floats<Tile>(sums, partial);
+  const std::int32_t warp = std::int32_t(threadIdx.x) / 32, group = warp % Tile::kRowGroups, unit = warp / Tile::kRowGroups;
+  constexpr int kSetColumns8 = Tile::kUnits * Tile::kColumns8;
+  if (!job.whole) {
+    float4* const own = partial + (std::int64_t(blockIdx.x) * Tile::kRowGroups + group) * (kSetColumns8 * 128);
+    pass_weight_floats(sums, [&](int column8, std::int32_t thread, std::int32_t half, const float2& v) {
+      reinterpret_cast<float2*>(own + (unit * Tile::kColumns8 + column8) * 128 + thread)[half] = v;
+    });
+    return;
+  }
+  const WeightLastFinish<float, Tile::kRowGroups, kSetColumns8> finish{job, place, reinterpret_cast<float*>(first)};
+  meet<1, kWeightStoring>();  // all warps have read what the sums overwrite
+  pass_weight_floats(sums, [&](int column8, std::int32_t thread, std::int32_t half, const float2& v) {
+    finish.keep(group, unit * Tile::kColumns8 + column8, thread, half, v);
+  });
+  finish.run(w);
 #endif
 }
 

@@ -2,7 +2,7 @@
 // warpgroups. Atoms at the same distance from one another are the columns of one instruction.
 #pragma once
 
-#include "fused_weight_last.cuh"
+#include "fused_weight_last_store.cuh"
 
 namespace upfold::cuda {
 
@@ -31,7 +31,7 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
   std::uint32_t used = 0;  // the barrier of what the products before read; 0: none, released
   for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
     barrier_wait(shared_address(&barriers.full[ring.at]), ring.parity);
-    const std::uint32_t stage = weight_stage(job, memory, ring.at) / 16, y_first = stage + std::uint32_t(job.y_at) / 16;
+    const std::uint32_t stage = in_descriptor(weight_stage(job, memory, ring.at)), y_first = stage + std::uint32_t(job.y_at) / 16;
     std::uint32_t x_at = x_own + stage;
 #pragma unroll 1
     for (std::int32_t step = 0; step < job.steps; ++step, x_at += job.x_step) {
@@ -53,18 +53,19 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
 }
 #endif
 
-// partial[part][tile][group of 64 input channels][8 columns][thread of a warpgroup]: four sums each. Elsewhere an empty kernel,
+// partial[part][tile][group of 64 input channels][8 columns][thread of a warpgroup]: four sums each, where w is not stored.
+// Elsewhere an empty kernel,
 // which has no shared memory of its own: by that the host knows.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_weight_last_kernel(const __grid_constant__ WeightLastJob job, const __grid_constant__ WeightLastMaps maps,
-                             float4* __restrict__ partial) {
+                             float4* __restrict__ partial, Value* __restrict__ w) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ WeightLastBarriers barriers;
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kWeightLastAlignment;
   const WeightLastPlace place(job);
-  clear_weight_tails(job, first, Tile::kThreads);
+  clear_weight_tails(job, place, first, Tile::kThreads / 32);
   make_weight_barriers(job, barriers, Tile::kWarps);
   if (threadIdx.x >= 32 * Tile::kWarps) {
     give_registers_back<Tile::kCopyRegisters>();
@@ -75,10 +76,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   float sums[Tile::kColumns8][4] = {};
   add_weight_products<Value, Tile>(job, place, barriers, first, sums);
   // The second warpgroup is the second group of channels, or the second unit, whose columns lie there too.
-  const std::int64_t warpgroup = std::int64_t(blockIdx.x) * 2 + threadIdx.x / 128;
-  float4* const own = partial + warpgroup * (Tile::kColumns8 * 128) + threadIdx.x % 128;
+  const std::int32_t warpgroup = std::int32_t(threadIdx.x) / 128, thread = std::int32_t(threadIdx.x) % 128;
+  if (!job.whole) {
+    float4* const own = partial + (std::int64_t(blockIdx.x) * 2 + warpgroup) * (Tile::kColumns8 * 128) + thread;
 #pragma unroll
-  for (int i = 0; i < Tile::kColumns8; ++i) own[i * 128] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+    for (int i = 0; i < Tile::kColumns8; ++i) own[i * 128] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+    return;
+  }
+  const WeightLastFinish<Value, Tile::kRowGroups, Tile::kUnits * Tile::kColumns8> finish{job, place,
+                                                                                         reinterpret_cast<float*>(first)};
+  meet<1, kWeightStoring>();  // all products have read what the sums overwrite
+  const std::int32_t group = Tile::kRowGroups == 2 ? warpgroup : 0,
+                     first8 = Tile::kRowGroups == 2 ? 0 : warpgroup * Tile::kColumns8;
+#pragma unroll
+  for (int i = 0; i < Tile::kColumns8; ++i)
+    finish.keep(group, first8 + i, thread, {sums[i][0], sums[i][1], sums[i][2], sums[i][3]});
+  finish.run(w);
 #endif
 }
 

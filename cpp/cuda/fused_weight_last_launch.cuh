@@ -23,10 +23,10 @@ namespace upfold::cuda {
 
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                         \
   template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>( \
-      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*);
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*, Value*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL(index, ...)                              \
   template __global__ void fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>( \
-      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float2*);
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*, float*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)                                                                              \
   template __global__ void fused_weight_last_sum_kernel<Value, false>(const __grid_constant__ WeightLastSumJob, const float4*, \
                                                                       Value*);                                                 \
@@ -66,17 +66,19 @@ inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t num
 }
 
 template <typename Value>
-void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, int config, const WeightLastMaps& maps,
-                          void* partial) {
-  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes};
-#define UPFOLD_RUN(index, type, ...)                                                                                 \
-  if (config == index)                                                                                               \
-    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
-                static_cast<float4*>(partial));
-#define UPFOLD_RUN_FLOAT(index, ...)                                                                                     \
-  if (config == index)                                                                                                   \
-    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, plan.job, maps, \
-                static_cast<float2*>(partial));
+void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, bool paired, int config, const WeightLastMaps& maps,
+                          void* partial, Value* w) {
+  WeightLastJob job = plan.job;
+  job.paired = job.paired && paired;
+  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, false, plan.job.cluster.value};
+#define UPFOLD_RUN(index, type, ...)                                                                            \
+  if (config == index)                                                                                          \
+    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, job, maps, \
+                static_cast<float4*>(partial), w);
+#define UPFOLD_RUN_FLOAT(index, ...)                                                                                \
+  if (config == index)                                                                                              \
+    launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, job, maps, \
+                static_cast<float4*>(partial), w);
   if constexpr (sizeof(Value) == 2) {
     UPFOLD_WEIGHT_LAST_TILES(UPFOLD_RUN, Value)
   } else {
@@ -90,6 +92,8 @@ template <typename Value>
 void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int64_t batch, int config,
                      const FusedOperands& operands) {
   const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
+  const auto w = static_cast<Value*>(const_cast<void*>(operands.w));
+  const bool paired = reinterpret_cast<std::uintptr_t>(w) % (2 * sizeof(Value)) == 0;
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const x_packed = workspace + plan.partial_bytes;
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
@@ -101,15 +105,16 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
     maps.x = describe_samples(plan.x, 0, samples, x_part);
     for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
       maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part) : maps.x;
-    run_weight_last_tile<Value>(launch, plan, config, maps, workspace + plan.partial_bytes / plan.launches * number);
+    run_weight_last_tile<Value>(launch, plan, paired, config, maps, workspace + plan.partial_bytes / plan.launches * number, w);
   }
+  if (plan.job.whole) return;
   WeightLastSumJob sum = plan.sum;
-  sum.paired = sum.paired && reinterpret_cast<std::uintptr_t>(operands.w) % (2 * sizeof(Value)) == 0;
+  sum.paired = sum.paired && paired;
   const auto kernel = !sum.tap_order      ? fused_weight_last_rows_kernel<Value>
                       : sum.share_log > 0 ? fused_weight_last_sum_kernel<Value, true>
                                           : fused_weight_last_sum_kernel<Value, false>;
   launch_grid("fused", kernel, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, sum,
-              reinterpret_cast<const float4*>(workspace), static_cast<Value*>(const_cast<void*>(operands.w)));
+              reinterpret_cast<const float4*>(workspace), w);
 }
 
 // Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.

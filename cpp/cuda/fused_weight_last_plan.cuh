@@ -17,6 +17,10 @@ constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox =
 constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
                  kWeightCyclesMicrosecond = 1755.0;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
+// What the launch that adds parts takes beside their bytes. Blocks of a cluster, which wait for each other, and which are
+// neighbours that read nothing in common. Cycles of a sector of w that is stored whole or not (H200).
+constexpr double kWeightSumMicroseconds = 6.0;
+constexpr double kWeightMeetMicroseconds = 1.2, kWeightApart = 1.2, kWeightSectorCycles = 1.0, kWeightCutSectorCycles = 2.3;
 
 class WeightLastPlanner : WeightLastTaps {
  public:
@@ -50,6 +54,7 @@ class WeightLastPlanner : WeightLastTaps {
   bool plain_[3] = {};
   std::int64_t row_channels_ = 64, block_channels_ = 64, channel_tiles_ = 1, halo_[3] = {};
   Cut best_;
+  bool stores_ = false;  // blocks can store w
 
   bool supported() const {
     if (p_.op != Operator::kConvTransposeWeight || p_.batch == 0) return false;
@@ -255,7 +260,10 @@ class WeightLastPlanner : WeightLastTaps {
     }
   }
 
+  std::int64_t sums_of_tile() const { return std::int64_t(tile_.row_groups) * tile_.set_columns8() * 128 * 16; }  // bytes
+
   bool tables();
+  void list_atoms(const WeightArrangement& a);
   bool columns(const WeightArrangement& a);
   bool launches(std::int64_t part_bytes);
   bool split();

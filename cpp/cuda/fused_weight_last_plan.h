@@ -37,8 +37,9 @@ struct WeightLastPlan {
   WeightLastSumJob sum = {};
   WeightLastOperand x, y;
   std::int64_t batch = 0, launches = 1;  // samples of one launch
-  std::int64_t tiles = 0, parts = 0;     // of sums, of a launch
+  std::int64_t tiles = 0, parts = 0;     // of sums, of a launch; cut among blocks
   std::int64_t partial_bytes = 0;
+  double store_cycles = 0;  // of a tile, where blocks store w
   unsigned sum_blocks = 0, threads = 0;
   int shared_bytes = 0;
 };

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "divide.cuh"
+#include "fused_weight_last_store.cuh"
 #include "part_sums.cuh"
 
 namespace upfold::cuda {
@@ -84,11 +85,6 @@ UPFOLD_DEVICE std::int64_t weight_offset_of(const WeightLastSumJob& job, std::in
   const std::uint32_t kw = take(job.kernel_w, tap), kh = take(job.kernel_h, tap);
   return (std::int64_t(group) * job.in_channels + ic) * job.w_n + oc * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w;
 }
-
-template <typename Value>
-struct alignas(2 * sizeof(Value)) WeightPair {
-  Value v[2];
-};
 
 // Output channels are neighbours: pieces of a row of them follow one another.
 template <typename Value>

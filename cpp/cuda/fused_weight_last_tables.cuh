@@ -42,7 +42,68 @@ inline bool WeightLastPlanner::tables() {
   plan_.sum.set_chunks = make_divisor(cut.set_chunks);
   for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
   describe();
+  list_atoms(a);
   return columns(a);
+}
+
+// In what order a block stores its columns: neighbours of w one after another. Without it w is stored by the launch that adds
+// parts up: taps along w that lie in the channels must be whole atoms, and those of a channel set in all sets the same.
+inline void WeightLastPlanner::list_atoms(const WeightArrangement& a) {
+  WeightLastJob& job = plan_.job;
+  const std::int64_t channels = out_channels_per_group(p_), atoms = 8 * tile_.set_columns8() / width_;
+  const std::int64_t sets = std::int64_t(a.sets.size()), set_channels = a.set_chunks * width_;
+  job.fold = make_divisor(channels), job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_w = p_.w.w;
+  while (16 << job.atom_log <= width_) ++job.atom_log;
+  const bool tap_order = p_.w.c != 1 || channels == 1;
+  const bool even = channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w | p_.w.n) % 2 == 0;
+  job.paired = !tap_order && even;
+  stores_ = sets * atoms <= kMostWeightAtoms;
+  if (folded_ > 1) stores_ = stores_ && channels % width_ == 0 && (job.channel_sets.value == 1 || channels % set_channels == 0);
+  if (!stores_) return;
+  struct Column {
+    std::int64_t set, channel, tap, offset, atom, chunk;
+  };
+  std::vector<Column> columns;
+  for (std::int64_t tap = 0; tap < kernel_taps(p_) / folded_; ++tap) {
+    for (std::int64_t chunk = 0; chunk < a.set_chunks; ++chunk) {
+      const std::int64_t column8 = a.places[std::size_t(tap * a.set_chunks + chunk)], in_set = column8 % tile_.set_columns8();
+      const std::int64_t first = chunk * width_, along = first / channels, channel = first % channels;
+      const std::int64_t w = folded_ > 1 ? along : tap % p_.kernel_w, rest = folded_ > 1 ? tap : tap / p_.kernel_w;
+      const std::int64_t offset = w * p_.w.w + rest % p_.kernel_h * p_.w.h + rest / p_.kernel_h * p_.w.d + channel * p_.w.c;
+      columns.push_back({column8 / tile_.set_columns8(), channel, rest * p_.kernel_w + w, offset, in_set * 8 / width_, chunk});
+    }
+  }
+  const auto key = [&](const Column& c) {
+    return tap_order ? std::array<std::int64_t, 3>{c.set, c.channel, c.tap}
+                     : std::array<std::int64_t, 3>{c.set, c.tap, c.channel};
+  };
+  std::sort(columns.begin(), columns.end(), [&](const Column& a, const Column& b) { return key(a) < key(b); });
+  std::int64_t set = -1, at = 0, first = 0;
+  // Sectors of a row of w that are stored at a time, and whether they are whole; elsewhere they cost more.
+  std::set<std::int64_t> sectors;
+  std::int64_t values = 0;
+  double cycles = 0;  // of a row of all sets
+  const auto count_sectors = [&] {
+    const bool are_whole = values * element_ >= std::int64_t(sectors.size()) * 32;
+    cycles += double(sectors.size()) * (are_whole ? kWeightSectorCycles : kWeightCutSectorCycles);
+    sectors.clear(), values = 0;
+  };
+  for (std::size_t i = 0; i < columns.size(); ++i, ++at) {
+    const Column& c = columns[i];
+    const bool follows = tap_order && i > 0 && columns[i - 1].set == c.set && columns[i - 1].channel == c.channel;
+    if (c.set != set) set = c.set, at = 0;
+    if (!follows) first = at;
+    WeightLastAtom* const own = job.atom + set * atoms;
+    own[at] = {std::uint32_t(c.offset), std::uint8_t(first), 0, std::uint8_t(c.atom), std::uint8_t(c.chunk)};
+    for (std::int64_t j = first; j <= at; ++j) own[j].count = std::uint8_t(at - first + 1);
+    const std::int64_t valid = std::min(width_, channels - c.channel);
+    if (!follows) count_sectors();
+    for (std::int64_t i = 0; i < valid; ++i) sectors.insert((c.offset + i * p_.w.c) * element_ / 32);
+    values += valid;
+    stores_ = stores_ && c.offset < std::int64_t(1) << 31 && c.chunk < 256;
+  }
+  count_sectors();
+  plan_.store_cycles = cycles / double(sets) * double(std::min(block_channels_, in_channels_));
 }
 
 // What instructions and boxes of every set read.
@@ -106,10 +167,11 @@ inline bool WeightLastPlanner::launches(std::int64_t part_bytes) {
   return best > 0;
 }
 
-// Parts: as many as keep the blocks of a large device busy in whole waves.
+// Parts: as many as keep the blocks of a large device busy in whole waves, which another launch adds up; or w is stored by
+// blocks that have all of the reduction, or two of them half each.
 inline bool WeightLastPlanner::split() {
   WeightLastJob& job = plan_.job;
-  const std::int64_t part_bytes = plan_.tiles * tile_.row_groups * tile_.set_columns8() * 128 * 16;
+  const std::int64_t part_bytes = plan_.tiles * sums_of_tile();
   if (!launches(part_bytes)) return false;
   plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
   const std::int64_t all_bytes = plan_.launches * part_bytes;  // of a part of every launch
@@ -119,17 +181,30 @@ inline bool WeightLastPlanner::split() {
   for (int i = 0; i < 3; ++i) count *= job.along[i].value;
   if (count >= kMostWeightCount) return false;
   double best = -1;
-  for (std::int64_t parts = 1; parts <= std::min(most, count); ++parts) {
+  const auto consider = [&](std::int64_t parts, std::int64_t length, bool whole) {
+    const std::int64_t cluster = whole ? parts : 1;
+    const double loop = double(length) * best_.cycles * (cluster > 1 ? kWeightApart : 1.0);
+    double cost =
+        (loop + (whole ? plan_.store_cycles / double(cluster) : 0)) / kWeightCyclesMicrosecond + kWeightBlockMicroseconds;
+    if (cluster > 1) cost += kWeightMeetMicroseconds;
+    cost *= double(ceil_div(plan_.tiles * parts, kWeightMultiprocessors));
+    if (!whole) cost += kWeightSumMicroseconds + double(parts * part_bytes) / kWeightSumBytesMicrosecond;
+    if (best >= 0 && cost >= best) return;
+    best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
+    job.cluster = make_divisor(cluster), job.whole = whole, plan_.partial_bytes = whole ? 0 : parts * all_bytes;
+  };
+  for (std::int64_t parts = 1; parts <= std::min(std::max<std::int64_t>(most, kMostWeightCluster), count); ++parts) {
     if (parts > 1 && plan_.tiles * parts > std::max(4 * kWeightMultiprocessors, 2 * plan_.tiles)) break;
     const std::int64_t length = ceil_div(count, parts);
     if (ceil_div(count, length) != parts) continue;
-    const double cost = double(ceil_div(plan_.tiles * parts, kWeightMultiprocessors)) *
-                            (double(length) * best_.cycles / kWeightCyclesMicrosecond + kWeightBlockMicroseconds) +
-                        double(parts * part_bytes) / kWeightSumBytesMicrosecond;
-    if (best < 0 || cost < best) best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
+    if (parts <= most) consider(parts, length, false);
+    if (stores_ && plan_.launches == 1 && parts <= std::int64_t(kMostWeightCluster)) consider(parts, length, true);
   }
   job.count = std::uint32_t(count);
-  plan_.partial_bytes = plan_.parts * all_bytes;
+  if (job.whole)
+    plan_.shared_bytes = std::max(plan_.shared_bytes, int(sums_of_tile()) + kWeightLastAlignment);
+  else
+    plan_.store_cycles = 0;
   return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount;
 }
 
@@ -172,6 +247,7 @@ inline void WeightLastPlanner::cut_sums() {
 }
 
 inline bool WeightLastPlanner::sums() {
+  if (plan_.job.whole) return true;
   WeightLastSumJob& job = plan_.sum;
   const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
   job.tap_order = p_.w.c != 1 || channels == 1;

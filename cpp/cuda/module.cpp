@@ -218,10 +218,12 @@ py::list fused_weight_last_tiles() {
   return tiles;
 }
 
-// (blocks, tiles of positions of one, launches, products and copied bytes of such a tile, packed bytes, bytes of partial sums)
+// (blocks, tiles of positions of one, launches, products and copied bytes of such a tile, packed bytes, bytes of partial sums,
+// cycles of a store of w by a block, blocks that share it)
 py::tuple fused_weight_last_work(const FusedWeightLastCall& call) {
   const upfold::cuda::FusedWeightLastWork work = call.work();
-  return py::make_tuple(work.blocks, work.length, work.launches, work.steps, work.copied, work.packed, work.partial);
+  return py::make_tuple(work.blocks, work.length, work.launches, work.steps, work.copied, work.packed, work.partial, work.stored,
+                        work.cluster);
 }
 
 void fused_weight_last(const FusedWeightLastCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,

@@ -292,7 +292,7 @@ def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, floa
 # A copy of a gradient with its channels innermost: seconds beside its bytes, which are read and written, and their rate (H200).
 _TURN_SECONDS, _TURN_BYTES = 2e-6, 3.4e12
 # Predictions of two pairs of operators are compared: the copy is made only where it leads by more than they err.
-_TURN_CAUTION = 0.9
+_TURN_CAUTION = 0.945
 
 
 def turns_gradient(apart: tuple[Problem, Problem], turned: tuple[Problem, Problem], device: torch.device) -> bool:

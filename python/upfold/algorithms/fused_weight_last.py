@@ -21,10 +21,12 @@ class _Rates(NamedTuple):
     """
 
     call: float
+    sums: float  # of the launch that adds partial sums up
     block: float  # of a wave of blocks, beside its tiles of positions
     tile: float  # cycles of a tile of positions, beside its products
     product: float  # cycles of 16 positions in 64 input channels and 16 columns
     loaded: float  # bytes that a multiprocessor gets in a cycle
+    apart: float  # times a tile's, where two blocks are a cluster
     overlap: float  # of the lesser of products and loads, what the greater does not hide
     memory: float  # of a megabyte of the operands, at the least
     beside: float  # of the lesser of what a call computes and moves
@@ -37,9 +39,9 @@ class _Rates(NamedTuple):
 
 # Of float32 rounded to TF32, and of 16-bit values; `tiles` count from the first config of these.
 _RATES = (
-    _Rates(6.8, 3.76, 262, 29.9, 24.4, 0.0, 0.247, 0.055, 0.553, 2.0, 0.295, 1.98, (1.015, 0.994)),
-    _Rates(8.25, 0.0, 120, 7.14, 84.9, 0.5, 0.234, 0.126, 0.555, 2.9, 0.437, 2.1,
-           (0.79, 0.85, 0.96, 1.08, 1.01, 0.86, 0.95, 1.06)),
+    _Rates(4.0, 2.8, 3.76, 262, 29.9, 24.4, 1.2, 0.0, 0.247, 0.055, 0.553, 2.0, 0.295, 1.98, (1.015, 0.994)),
+    _Rates(5.5, 2.75, 0.0, 120, 7.14, 84.9, 1.2, 0.5, 0.234, 0.126, 0.555, 2.9, 0.437, 2.1,
+           (0.79, 0.85, 1.1, 1.2, 1.15, 0.9, 0.95, 1.06)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
 
@@ -63,14 +65,16 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         planned = call(problem, FIRST + config, device)
         if planned.workspace_bytes < 0:
             continue
-        blocks, length, launches, steps, copied, packed, partial = planned.work
+        blocks, length, launches, steps, copied, packed, partial, stored, cluster = planned.work
         factor = rates.tiles[config % _FIRST_OF_FLOATS]
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
+        tile *= rates.apart if cluster > 1 else 1.0
         waves = -(-blocks // multiprocessors) * launches
-        time = waves * (rates.block + length * tile / cuda.CYCLES)
+        time = waves * (rates.block + (length * tile + stored / cluster) / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory
-        scratch = 1e-6 * (packed * rates.packed + partial * rates.partial + weights * rates.weight)
-        scratch += rates.launch * launches if packed else 0.0
+        scratch = 1e-6 * packed * rates.packed + (rates.launch * launches if packed else 0.0)
+        if partial > 0:
+            scratch += rates.sums + 1e-6 * (partial * rates.partial + weights * rates.weight)
         predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least) + scratch
     return predicted
