@@ -77,6 +77,24 @@ def problems(torch: Any, case: Any) -> Any:
             yield from (replace(operator, y_strides=strides) for operator in gradients)
 
 
+def check_pairs(torch: Any, case: Any) -> None:
+    """Plan both gradients of a case from one matrix of columns."""
+    from dataclasses import replace
+
+    from upfold.algorithms import cuda
+    from upfold.problem import Operator
+
+    device, conv = torch.device("cuda", 0), None
+    for problem, megabytes in itertools.product(problems(torch, case), MEGABYTES):
+        problem = replace(problem, workspace_cap=megabytes << 20)
+        if problem.operator is Operator.CONV:
+            conv = problem
+        elif problem.operator is Operator.CONV_TRANSPOSE_WEIGHT and conv is not None:
+            pair = replace(conv, workspace_cap=problem.workspace_cap).cuda, problem.cuda
+            call = cuda.module().GemmGradientsCall(device.index, *pair, problem.workspace_cap, problem.allow_tf32)
+            assert not call.shares or call.workspace_bytes <= problem.workspace_cap, (case.name, problem)
+
+
 def check(torch: Any) -> tuple[int, int]:
     """Ask every algorithm for its plans and predictions; the numbers of problems and plans."""
     from dataclasses import replace
@@ -86,6 +104,7 @@ def check(torch: Any) -> tuple[int, int]:
 
     device, counted, planned = torch.device("cuda", 0), 0, 0
     for case in cases.CASES:
+        check_pairs(torch, case)
         for problem, megabytes in itertools.product(problems(torch, case), MEGABYTES):
             problem = replace(problem, workspace_cap=megabytes << 20)
             accepting = [a for a in REGISTRY.values() if a.name != "torch" and a.reject(problem, device) is None]

@@ -83,13 +83,15 @@ struct GemmOptions {
   bool atomic;                 // col2im by atomic additions
   bool has_bias;               // of every call
   GemmForm form;
+  bool given_columns = false;  // those of y are another call's: none are made, and there is no room for them
 };
 struct GemmOperands {
   void* x;
   void* w;
   const void* bias;  // (out_channels), dense, or null
   void* y;
-  void* workspace;  // workspace_bytes() of the call, aligned to 256
+  void* workspace;          // workspace_bytes() of the call, aligned to 256
+  void* columns = nullptr;  // where they are given
 };
 
 // Creates what the device needs for `gemm` on this thread (a cuBLAS handle). A first call inside a stream capture needs no
@@ -104,6 +106,7 @@ class GemmCall {
   // What a call needs, or -1 where the cap does not hold the smallest block.
   std::int64_t workspace_bytes() const;
   void run(const GemmOperands& operands, std::uintptr_t stream) const;
+  const GemmPlan* plan() const { return plan_.get(); }
 
  private:
   int device_;

@@ -17,6 +17,7 @@
 #include "divide.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
+#include "values.cuh"
 
 namespace upfold::cuda {
 
@@ -145,6 +146,7 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
                                      WeightLastBarriers& barriers, unsigned char* memory) {
   const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
   const std::uint32_t bytes = std::uint32_t(place.x_boxes * job.x_box + patches * job.y_box);
+  await_previous();  // which packs what is copied; who stores sums has waited for copies
   Ring ring(job.stages);
   for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
     std::uint32_t rest = tile;

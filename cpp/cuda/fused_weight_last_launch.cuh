@@ -8,6 +8,20 @@
 
 namespace upfold::cuda {
 
+// Packs x by as many blocks as are said, and y by the others (fused_last_source.cuh), either of which may be none.
+template <typename Bits>
+__global__ void __launch_bounds__(kSourceThreads)
+    fused_weight_last_pack_kernel(std::uint32_t x_blocks, const __grid_constant__ LastSourceJob x_job, const Bits* __restrict__ x,
+                                  uint4* __restrict__ x_packed, const __grid_constant__ LastSourceJob y_job,
+                                  const Bits* __restrict__ y, uint4* __restrict__ y_packed) {
+  let_next_begin();
+  if (blockIdx.x < x_blocks) {
+    pack_source(x_job, blockIdx.x, x, x_packed);
+  } else {
+    pack_source(y_job, blockIdx.x - x_blocks, y, y_packed);
+  }
+}
+
 // A tile's index, its kRowGroups, kFirst8, kSecond8.
 #define UPFOLD_WEIGHT_LAST_TILES(DO, Value) \
   DO(0, Value, 2, 32, 0)                    \
@@ -33,6 +47,10 @@ namespace upfold::cuda {
   template __global__ void fused_weight_last_sum_kernel<Value, true>(const __grid_constant__ WeightLastSumJob, const float4*,  \
                                                                      Value*);                                                  \
   template __global__ void fused_weight_last_rows_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(Bits)                                                                          \
+  template __global__ void fused_weight_last_pack_kernel<Bits>(std::uint32_t, const __grid_constant__ LastSourceJob,       \
+                                                               const Bits*, uint4*, const __grid_constant__ LastSourceJob, \
+                                                               const Bits*, uint4*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                            \
   UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
   UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)
@@ -46,17 +64,32 @@ namespace upfold::cuda {
 
 namespace upfold::cuda {
 
-// Some samples of an operand, or what is packed of them.
+// Some samples of an operand: as they lie, or where they are to be packed, and by how many blocks.
 template <typename Value>
-const void* packed_samples(const Launch& launch, const WeightLastOperand& operand, const Value* from, std::int64_t samples,
-                           void* to) {
-  if (operand.packed_bytes == 0) return from;
+struct WeightLastSamples {
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
-  const LastSourceJob job = source_at(operand.pack, from);
-  launch_kernel("fused", fused_last_source_kernel<Bits>, launch,
-                unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value, kSourceThreads, job,
-                reinterpret_cast<const Bits*>(from), static_cast<uint4*>(to));
-  return to;
+  LastSourceJob job = {};
+  const Bits* from;
+  uint4* to = nullptr;
+  unsigned blocks = 0;
+
+  WeightLastSamples(const WeightLastOperand& operand, const Value* own, std::int64_t samples, void* packed)
+      : from(reinterpret_cast<const Bits*>(own)) {
+    if (operand.packed_bytes == 0) return;
+    job = source_at(operand.pack, own), to = static_cast<uint4*>(packed);
+    blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
+  }
+  const void* address() const { return to != nullptr ? static_cast<const void*>(to) : from; }
+};
+
+// What is packed, in one launch; whether anything is.
+template <typename Value>
+bool pack_samples(const Launch& launch, const WeightLastSamples<Value>& x, const WeightLastSamples<Value>& y) {
+  using Bits = typename WeightLastSamples<Value>::Bits;
+  if (x.blocks + y.blocks == 0) return false;
+  launch_kernel("fused", fused_weight_last_pack_kernel<Bits>, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job,
+                x.from, x.to, y.job, y.from, y.to);
+  return true;
 }
 
 inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t number, std::int64_t samples, const void* address) {
@@ -66,11 +99,9 @@ inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t num
 }
 
 template <typename Value>
-void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, bool paired, int config, const WeightLastMaps& maps,
-                          void* partial, Value* w) {
-  WeightLastJob job = plan.job;
-  job.paired = job.paired && paired;
-  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, false, plan.job.cluster.value};
+void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, const WeightLastJob& job, bool overlaps, int config,
+                          const WeightLastMaps& maps, void* partial, Value* w) {
+  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, overlaps, job.cluster.value};
 #define UPFOLD_RUN(index, type, ...)                                                                            \
   if (config == index)                                                                                          \
     launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, job, maps, \
@@ -97,15 +128,19 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const x_packed = workspace + plan.partial_bytes;
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
+  WeightLastJob job = plan.job;
+  job.paired = job.paired && paired;
   for (std::int64_t number = 0; number < plan.launches; ++number) {
     const std::int64_t n = number * plan.batch, samples = std::min(plan.batch, batch - n);
-    const void* const x_part = packed_samples(launch, plan.x, x + n * plan.x.sample, samples, x_packed);
-    const void* const y_part = packed_samples(launch, plan.y, y + n * plan.y.sample, samples, y_packed);
+    const WeightLastSamples<Value> x_part(plan.x, x + n * plan.x.sample, samples, x_packed);
+    const WeightLastSamples<Value> y_part(plan.y, y + n * plan.y.sample, samples, y_packed);
+    const bool packs = pack_samples(launch, x_part, y_part);
     WeightLastMaps maps;
-    maps.x = describe_samples(plan.x, 0, samples, x_part);
+    maps.x = describe_samples(plan.x, 0, samples, x_part.address());
     for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
-      maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part) : maps.x;
-    run_weight_last_tile<Value>(launch, plan, paired, config, maps, workspace + plan.partial_bytes / plan.launches * number, w);
+      maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part.address()) : maps.x;
+    unsigned char* const partial = workspace + plan.partial_bytes / plan.launches * number;
+    run_weight_last_tile<Value>(launch, plan, job, packs, config, maps, partial, w);
   }
   if (plan.job.whole) return;
   WeightLastSumJob sum = plan.sum;

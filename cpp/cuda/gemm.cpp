@@ -260,9 +260,13 @@ class Call {
   std::int64_t product_samples(const GemmBlock& block) const { return plan_.flat ? 1 : block.samples; }
 
   char* workspace(std::int64_t at) const { return static_cast<char*>(operands_.workspace) + at; }
-  void* columns() const { return plan_.columns_are_y ? operands_.y : workspace(plan_.columns_at); }
+  void* columns() const {
+    if (options_.given_columns) return operands_.columns;
+    return plan_.columns_are_y ? operands_.y : workspace(plan_.columns_at);
+  }
   void make_columns(const GemmBlock& block) const {
-    if (!plan_.columns_are_y) im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
+    if (!plan_.columns_are_y && !options_.given_columns)
+      im2col(launch_, p_, block.columns, plan_.column_dtype, operands_.y, columns());
   }
   void* stage() const { return workspace(plan_.stage_at); }
 

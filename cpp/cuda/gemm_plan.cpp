@@ -251,7 +251,7 @@ class Planner {
     plan.columns_at = plan.x_at + (plan.copy_x ? aligned(p_.in_channels * joined * size) : 0);
     const bool uncut = !many_pixels && b.channels == p_.out_channels && (b.samples == 1 || !plan.flat);
     plan.columns_are_y = uncut && !plan.outer && !plan.copy_x && (p_.op != Operator::kConv || !plan.stage) && y_is_columns();
-    const std::int64_t columns = plan.columns_are_y ? 0 : b.channels * taps * row;
+    const std::int64_t columns = plan.columns_are_y || options_.given_columns ? 0 : b.channels * taps * row;
     plan.stage_at = plan.columns_at + aligned(columns * element_bytes(plan.column_dtype));
     std::int64_t staged = 0;
     if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;

@@ -7,13 +7,12 @@
 
 #include "../bindings.h"
 #include "api.h"
-#include "channel_sums.h"
 #include "compiled.h"
 #include "cublas.h"
 #include "fused_weight.h"
 #include "fused_weight_last.h"
+#include "module_backward.h"
 #include "module_tiles.h"
-#include "to_pixels.h"
 
 namespace py = pybind11;
 
@@ -61,33 +60,6 @@ void copy_rows(int dtype, const std::array<std::int64_t, 4>& rows, bool relu, st
   const py::gil_scoped_release release;
   upfold::cuda::copy_rows({device, stream}, static_cast<Dtype>(dtype), {rows[0], rows[1], rows[2], rows[3]}, relu, pointer(from),
                           pointer(to));
-}
-
-using upfold::cuda::ChannelSumsCall;
-
-// `sizes` = (samples, channels, depth, height, width), and the strides of the same axes.
-using Five = std::array<std::int64_t, 5>;
-ChannelSumsCall channel_sums_call(int device, int dtype, const Five& sizes, const Five& strides, std::int64_t alignment) {
-  const upfold::Strides steps{strides[0], strides[1], strides[2], strides[3], strides[4]};
-  return {device, {static_cast<Dtype>(dtype), sizes[0], sizes[1], {sizes[2], sizes[3], sizes[4]}, steps, alignment}};
-}
-
-void channel_sums(const ChannelSumsCall& call, std::uintptr_t tensor, std::uintptr_t sums, std::uintptr_t workspace,
-                  std::uintptr_t stream) {
-  const py::gil_scoped_release release;
-  call.run(pointer(tensor), pointer(sums), pointer(workspace), stream);
-}
-
-using upfold::cuda::ToPixelsCall;
-
-ToPixelsCall to_pixels_call(int device, int dtype, const Five& sizes, const Five& strides) {
-  const upfold::Strides steps{strides[0], strides[1], strides[2], strides[3], strides[4]};
-  return {device, {static_cast<Dtype>(dtype), sizes[0], sizes[1], {sizes[2], sizes[3], sizes[4]}, steps}};
-}
-
-void to_pixels(const ToPixelsCall& call, std::uintptr_t from, std::uintptr_t to, std::uintptr_t stream) {
-  const py::gil_scoped_release release;
-  call.run(pointer(from), pointer(to), stream);
 }
 
 void gemm(const GemmCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,
@@ -280,15 +252,6 @@ PYBIND11_MODULE(_cuda, m) {
         py::arg("staging"), py::arg("device"), py::arg("stream"));
   m.def("copy_rows", &copy_rows, py::arg("dtype"), py::arg("rows"), py::arg("relu"), py::arg("source"), py::arg("to"),
         py::arg("device"), py::arg("stream"));
-  py::class_<ChannelSumsCall>(m, "ChannelSumsCall", py::module_local())
-      .def(py::init(&channel_sums_call), py::arg("device"), py::arg("dtype"), py::arg("sizes"), py::arg("strides"),
-           py::arg("alignment"))
-      .def_property_readonly("workspace_bytes", &ChannelSumsCall::workspace_bytes)
-      .def("run", &channel_sums, py::arg("tensor"), py::arg("sums"), py::arg("workspace"), py::arg("stream"));
-  py::class_<ToPixelsCall>(m, "ToPixelsCall", py::module_local())
-      .def(py::init(&to_pixels_call), py::arg("device"), py::arg("dtype"), py::arg("sizes"), py::arg("strides"))
-      .def_property_readonly("fits", &ToPixelsCall::fits)
-      .def("run", &to_pixels, py::arg("source"), py::arg("to"), py::arg("stream"));
   py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
       .def(py::init(
                [](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias, int form) {
@@ -354,6 +317,7 @@ PYBIND11_MODULE(_cuda, m) {
       .def("enqueue", &fused<FusedLastCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"), py::arg("workspace"),
            py::arg("stream"), py::arg("packed") = 0);
   upfold::cuda::bind_tiles(m);
+  upfold::cuda::bind_backward(m);
   m.def("fused_weight_tiles", &fused_weight_tiles);
   py::class_<FusedWeightCall>(m, "FusedWeightCall", py::module_local())
       .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),

@@ -1,8 +1,8 @@
 """The gradients of a backward: each by its operator, or what reads the same gradient together.
 
 Tensor cores want the channels of a gradient innermost. Where both operators would lay a contiguous one out so, each for itself,
-a backward that asks for both copies it once, and hands both the copy. The gradient of the bias comes with that of the weight
-where its kernel reads every element once.
+a backward that asks for both copies it once, and hands both the copy. Where both are matrix products, they take one matrix of
+its columns. The gradient of the bias comes with that of the weight where its kernel reads every element once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from . import execute, layout, native
+from .algorithms import REGISTRY
 from .channel_sums import channel_sums
-from .dispatch import current, turns_gradient
+from .dispatch import current, way_of_backward
 from .execute import Arguments, Launch
 from .problem import DTYPE_BYTES, DTYPE_CODES, Problem, pad_shape, pad_strides
 
@@ -43,6 +44,24 @@ class Turned(NamedTuple):
         return x_grad, w_grad
 
 
+class Shared(NamedTuple):
+    """A backward from one matrix of columns of the gradient: the call, what it takes beside, and how its results lie."""
+
+    call: Any
+    elements: tuple[int, ...]  # of the workspace, in the operands' type
+    shapes: tuple[Sizes, Sizes]
+    strides: tuple[Sizes, Sizes]
+    device: int
+
+    def run(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients in x and in w."""
+        x_grad, w_grad = (x.new_empty_strided(shape, strides) for shape, strides in zip(self.shapes, self.strides))
+        workspace = x.new_empty_strided(self.elements, (1,))
+        addresses = (t.data_ptr() for t in (x, w, g, x_grad, w_grad, workspace))
+        self.call.run(*addresses, execute.raw_stream(self.device))
+        return x_grad, w_grad
+
+
 def gradients(
     g: torch.Tensor,
     operands: tuple[torch.Tensor, torch.Tensor],
@@ -66,7 +85,7 @@ def gradients(
     wants_x, wants_w, wants_bias = wanted[:3]
     x_grad = w_grad = bias_grad = None
     both = None
-    if wants_x and wants_w and g.is_cuda and g.dtype in _TURNED:
+    if wants_x and wants_w and g.is_cuda:
         both = _remembered(g, x, w, arguments, algorithm)
     if both is not None:
         x_grad, w_grad = both.run(g, x, w)
@@ -94,53 +113,92 @@ def _weight_and_bias(
     return w_grad, bias_grad
 
 
-def _remembered(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None) -> Turned | None:
-    """What such a backward runs, planned or remembered; None where each operator does better with the gradient as it lies."""
+def _remembered(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None
+) -> Turned | Shared | None:
+    """What such a backward runs, planned or remembered; None where each operator does better by itself."""
     environment = execute.environment(g, g.data_ptr() | x.data_ptr() | w.data_ptr())
     key = (Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, environment)
-    kept: list[Turned | None] | None = execute.remembered(key)
+    kept: list[Turned | Shared | None] | None = execute.remembered(key)
     if kept is None:
         kept = execute.remember(key, [_planned(g, x, w, arguments, algorithm)])
     return kept[0]
 
 
-def _planned(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None) -> Turned | None:
-    problems = turned(g, x, w, arguments, algorithm)
-    if problems is None:
-        return None
-    copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], pad_shape(g.shape), pad_strides(g.stride(), g.shape))
-    if copy is None:
+def _planned(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None
+) -> Turned | Shared | None:
+    found = together(g, x, w, arguments, algorithm)
+    if found is None:
         return None
     results = (
         execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[1],
         execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[1],
     )
-    conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(problems, results))
+    if found.way == "shared":
+        call = _shared_call(*found.problems, g.get_device())
+        elements = -(-call.workspace_bytes // DTYPE_BYTES[g.dtype])
+        dx, dw = results
+        return Shared(call, (elements,), (dx.shape, dw.shape), (dx.stride(), dw.stride()), g.get_device())
+    copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], pad_shape(g.shape), pad_strides(g.stride(), g.shape))
+    if copy is None:
+        return None
+    conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(found.problems, results))
     return Turned(copy, _turned_strides(g), conv, weight)
 
 
-def turned(
+class Together(NamedTuple):
+    """How `gradients` runs two operators that it does not run apart, and their problems."""
+
+    way: str  # "turned": from a copy of the gradient, as which the problems have it; "shared": `gemm`, from one matrix of columns
+    problems: tuple[Problem, Problem]
+
+    @property
+    def said(self) -> str:
+        """What both are from, in words."""
+        return "one copy of y's" if self.way == "turned" else "one matrix of columns"
+
+
+def together(
     g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None = None
-) -> tuple[Problem, Problem] | None:
-    """The problems of the two operators where `gradients` runs them from a copy, else None."""
-    if not g.is_cuda or g.dtype not in _TURNED or (algorithm or current().algorithm or "auto") != "auto":
+) -> Together | None:
+    """What `gradients` runs where it asks for the gradients in x and in w and does not run them apart, else None."""
+    asked = algorithm or current().algorithm or "auto"
+    if not g.is_cuda or asked != "auto" or g.dtype.is_complex or g.numel() == 0 or x.numel() == 0:
         return None
-    if not _can_turn(g) or not layout.has_dense_rows(x):
+    if not layout.has_dense_rows(g) or not layout.has_dense_rows(x):
         return None
     conv = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[0]
     weight = execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[0]
-    y_strides = pad_strides(_turned_strides(g), g.shape)
-    problems = (
-        replace(conv, y_strides=y_strides, alignment=execute.alignment_of(w)),
-        replace(weight, y_strides=y_strides, alignment=execute.alignment_of(x)),
-    )
-    return problems if turns_gradient((conv, weight), problems, g.device) else None
+    turned = None
+    if _can_turn(g):
+        y_strides = pad_strides(_turned_strides(g), g.shape)
+        turned = (
+            replace(conv, y_strides=y_strides, alignment=execute.alignment_of(w)),
+            replace(weight, y_strides=y_strides, alignment=execute.alignment_of(x)),
+        )
+    shared = _shared_call(conv, weight, g.get_device())
+    way = way_of_backward((conv, weight), turned, shared is not None, g.device)
+    if way == "turned" and turned is not None:
+        return Together(way, turned)
+    return Together(way, (conv, weight)) if way == "shared" else None
+
+
+def _shared_call(conv: Problem, weight: Problem, device: int) -> Any:
+    """Both products from one matrix of columns, or None where they do not read the same."""
+    if REGISTRY["gemm"].reject(conv, torch.device("cuda", device)) is not None:
+        return None
+    module, _ = native.load_cuda()
+    assert module is not None
+    call = module.GemmGradientsCall(device, conv.cuda, weight.cuda, conv.workspace_cap, conv.allow_tf32)
+    return call if call.shares else None
 
 
 def _can_turn(g: torch.Tensor) -> bool:
-    """Whether planes are dense, and the channels of a pixel whole vectors."""
+    """Whether planes are dense, and the channels of a pixel whole vectors, of a type that gains by it."""
     pixels = g.shape[2:].numel()
-    return g.is_contiguous() and pixels > 1 and g.numel() > 0 and g.shape[1] * DTYPE_BYTES[g.dtype] % _VECTOR_BYTES == 0
+    whole = g.shape[1] * DTYPE_BYTES[g.dtype] % _VECTOR_BYTES == 0
+    return g.dtype in _TURNED and g.is_contiguous() and pixels > 1 and g.numel() > 0 and whole
 
 
 def _copy_call(device: int, dtype: int, sizes: Sizes, strides: Sizes) -> Any:

@@ -181,14 +181,14 @@ def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method
         try:
             with dispatch.use(tuned=False):
                 taken = [dispatch.plan(problem, result.device, name).algorithm for problem in problems]
-                turned = backward.turned(data.grad, data.x, data.w, positional(result.geometry), name)
+                together = backward.together(data.grad, data.x, data.w, positional(result.geometry), name)
         except InvalidArgument as error:
             row.note = f"refuses: {next(filter(None, (REGISTRY[name].reject(p, result.device) for p in problems)), error)}"
             methods.append((row, None))
             continue
         if set(taken) != {name}:
             row.note = ", ".join(f"{mode} {algorithm}" for mode, algorithm in zip(OPERATORS, taken))
-            row.note += ", both gradients from one copy of y's" if turned is not None else ""
+            row.note += "" if together is None else f", both gradients from {together.said}"
         methods.append((row, our_method(STEP, name, result.geometry)))
     return methods
 

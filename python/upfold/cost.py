@@ -233,6 +233,14 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     return min(seconds, launches + window + in_windows)
 
 
+def shared_columns_seconds(problem: Problem) -> float:
+    """What a gradient by matrix products saves on a GPU where its columns are there: a launch, and their bytes written."""
+    half = DTYPE_BYTES[problem.dtype] == 2
+    launch = _GPU_HALF_GRADIENT_LAUNCH_SECONDS if half else _GPU_GRADIENT_LAUNCH_SECONDS
+    columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels * DTYPE_BYTES[problem.dtype]
+    return launch + columns / (_GPU_HALF_GRADIENT_COLUMN_BYTES if half else _GPU_GRADIENT_BYTES)
+
+
 def _direct_on_gpu(problem: Problem) -> float:
     """The largest of memory, arithmetic, and the products of one result, which follow one another."""
     adjoint = problem.operator is Operator.CONV

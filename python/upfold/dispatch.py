@@ -16,7 +16,7 @@ import torch
 
 from . import plans
 from .algorithms import REGISTRY, Algorithm
-from .cost import predicted_seconds
+from .cost import predicted_seconds, shared_columns_seconds
 from .geometry import InvalidArgument
 from .problem import DTYPE_BYTES, Operator, Problem
 
@@ -291,27 +291,39 @@ def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, floa
 
 # A copy of a gradient with its channels innermost: seconds beside its bytes, which are read and written, and their rate (H200).
 _TURN_SECONDS, _TURN_BYTES = 2e-6, 3.4e12
-# Predictions of two pairs of operators are compared: the copy is made only where it leads by more than they err.
+# Predictions of pairs of operators are compared: the copy is made, or columns are shared, where that leads by some more.
 _TURN_CAUTION = 0.945
 
 
-def turns_gradient(apart: tuple[Problem, Problem], turned: tuple[Problem, Problem], device: torch.device) -> bool:
-    """Whether a backward's two operators run sooner from one copy of the gradient whose channels are innermost.
+def way_of_backward(
+    apart: tuple[Problem, Problem], turned: tuple[Problem, Problem] | None, can_share: bool, device: torch.device
+) -> str:
+    """How the two operators of a backward run soonest: "apart", "turned" or "shared".
 
     Args:
         apart: the adjoint in x and the adjoint in w, of the gradient as it lies.
-        turned: the same of the copy.
+        turned: the same of a copy of the gradient whose channels are innermost; None where there can be none.
+        can_share: whether matrix products can take both from one matrix of columns.
         device: where; what was tuned there is tuned apart, and stays so.
     """
     if tuned_allowed() and any(plans.lookup(problem, device) is not None for problem in apart):
-        return False
-    costs = [_predictions(problem, device)[0] for problem in (*apart, *turned)]
+        return "apart"
+    costs = [_predictions(problem, device)[0] for problem in apart]
     if not all(costs):
-        return False
-    in_x, in_w, turned_in_x, turned_in_w = (min(cost.values()) for cost in costs)
+        return "apart"
+    ways = {"apart": sum(min(cost.values()) for cost in costs)}
     p = apart[0]
-    copied = 2 * p.batch * p.out_channels * p.out_pixels * DTYPE_BYTES[p.dtype]
-    return turned_in_x + turned_in_w + _TURN_SECONDS + copied / _TURN_BYTES < _TURN_CAUTION * (in_x + in_w)
+    if turned is not None:
+        copied = 2 * p.batch * p.out_channels * p.out_pixels * DTYPE_BYTES[p.dtype]
+        of_copy = [_predictions(problem, device)[0] for problem in turned]
+        if all(of_copy):
+            seconds = sum(min(cost.values()) for cost in of_copy) + _TURN_SECONDS + copied / _TURN_BYTES
+            ways["turned"] = seconds / _TURN_CAUTION
+    if can_share and all("gemm" in cost for cost in costs):
+        both_multiply = all(min(cost, key=lambda name: cost[name]) == "gemm" for cost in costs)
+        seconds = sum(cost["gemm"] for cost in costs) - shared_columns_seconds(p)
+        ways["shared"] = seconds / (1.0 if both_multiply else _TURN_CAUTION)
+    return min(ways, key=lambda way: ways[way])
 
 
 def _predicted(problem: Problem, device: torch.device, may_fall_back: bool) -> Plan:

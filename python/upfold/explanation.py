@@ -88,11 +88,11 @@ def explain(
         input: for a layer, the tensor it would get, of shape (batch, in_channels, spatial...) or without the batch.
         device: for a problem, where it would run (default: the CPU).
         gradients: for a layer, whether to say it of training too: `Explanation.derivatives` then has the forward that a
-            backward follows (``forward``), ``grad_input`` and ``grad_weight``, the same two ``of both`` where a backward that
-            asks for both runs them from one copy of the gradient with its channels innermost, the derivatives of these two that
-            a double backward takes (``grad_input by grad`` and so on), and the two terms of forward mode (``tangent by input``,
-            ``tangent by weight``). Gradients and tangents are taken to be laid out as what they belong to; their memory is
-            taken for the moment.
+            backward follows (``forward``), ``grad_input`` and ``grad_weight``, the derivatives of these two that a double
+            backward takes (``grad_input by grad`` and so on), the two terms of forward mode (``tangent by input``, ``tangent by
+            weight``), and ``grad_input`` and ``grad_weight of both`` where a backward that asks for both does not run them
+            apart: from one copy of the gradient with its channels innermost, or from one matrix of its columns. Gradients and
+            tangents are taken to be laid out as what they belong to; their memory is taken for the moment.
 
     Returns:
         An `Explanation`; ``str()`` of it is made to be read.
@@ -112,8 +112,10 @@ def explain(
     found = _explained(execute.describe(*operands), input.device, asked)
     if not gradients:
         return found
-    derived = dict(_derivatives(*operands))
-    return replace(found, derivatives={name: _explained(problem, input.device, asked) for name, problem in derived.items()})
+    derived = {name: _explained(problem, input.device, asked) for name, problem in _derivatives(*operands)}
+    for name, problem, algorithm in _of_both(*operands, asked):
+        derived[name] = _explained(problem, input.device, algorithm)
+    return replace(found, derivatives=derived)
 
 
 def _explained(problem: Problem, device: torch.device, asked: str | None) -> Explanation:
@@ -140,13 +142,29 @@ def _derivatives(
     yield "forward", problem
     yield "grad_input", grad_input
     yield "grad_weight", grad_weight
-    yield from zip(("grad_input of both", "grad_weight of both"), backward.turned(g, x, w, arguments) or ())
     yield "grad_input by grad", execute.describe(dx, w, None, arguments)
     yield "grad_input by weight", execute.describe_conv_transpose_weight(dx, g, kernel_size, arguments)[0]
     yield "grad_weight by input", execute.describe_conv(g, dw, in_size, arguments)[0]
     yield "grad_weight by grad", execute.describe(x, dw, None, arguments)
     yield "tangent by input", execute.describe(_fresh(x, x.device), w, bias, arguments)
     yield "tangent by weight", execute.describe(x, _fresh(w, x.device), None, arguments)
+
+
+def _of_both(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    arguments: execute.Arguments,
+    activation: ActivationLike,
+    asked: str | None,
+) -> Iterator[tuple[str, Problem, str | None]]:
+    """The two operators that a backward does not run apart, and the algorithm that they are then run by."""
+    g = _fresh(execute.describe_conv_transpose(x, w, bias, arguments, None)[1], x.device)
+    found = backward.together(g, x, w, arguments, asked)
+    if found is not None:
+        algorithm = "gemm" if found.way == "shared" else asked
+        yield f"grad_input of both, from {found.said}", found.problems[0], algorithm
+        yield f"grad_weight of both, from {found.said}", found.problems[1], algorithm
 
 
 def _fresh(like: torch.Tensor, device: torch.device) -> torch.Tensor:

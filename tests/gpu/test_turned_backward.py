@@ -27,7 +27,7 @@ CASES = cases.by_tier("smoke", "edge", "seeds", "decoders", "irregular")
 def always(monkeypatch):
     """Turn every gradient that can be turned; the launches that this gave are listed."""
     turned, planned = [], backward._planned
-    monkeypatch.setattr(backward, "turns_gradient", lambda apart, both, device: True)
+    monkeypatch.setattr(backward, "way_of_backward", lambda apart, copied, share, device: "turned" if copied else "apart")
     monkeypatch.setattr(backward, "_planned", lambda *key: turned.append(planned(*key)) or turned[-1])
     execute.forget()
     yield turned
@@ -103,7 +103,7 @@ def test_a_large_layer_turns_by_itself(device):
     if torch.cuda.get_device_capability(device) < (9, 0):
         pytest.skip("tiles that read channels innermost need compute capability 9.0")
     x, w, g, arguments = big(torch.bfloat16, device)
-    assert backward.turned(g, x, w, arguments) is not None
+    assert backward.together(g, x, w, arguments).way == "turned"
     both, each = both_of(g, x, w, arguments), apart(g, x, w, arguments)
     for one, other in zip(both, each, strict=True):
         assert one.stride() == other.stride()
