@@ -54,15 +54,17 @@ _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12
 _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
 _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
-# And of both in 16 bits, fitted to 79 contiguous ones, above all to those that no method leads by far (19 % off in root mean
-# square there, 23 % in all): with the rates of the forward, 2048 -> 256 on 8 x 6 took 1.4 times what was said.
-_GPU_HALF_GRADIENT_LAUNCH_SECONDS = 4.9e-6
-_GPU_HALF_GRADIENT_BYTES, _GPU_HALF_GRADIENT_COLUMN_BYTES = 3.2e12, 3.42e12
-_GPU_HALF_GRADIENT_FLOPS = 707e12
-_GPU_HALF_GRADIENT_HALF_DEPTH = 32.0
-_GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 13e-6, 1.95
-# In 16 bits, of maps whose columns' rows are not aligned.
-_GPU_GRADIENT_ODD_FACTOR = 1.9
+# And of both in 16 bits, fitted to 79 contiguous ones, and to 26 pairs that share their columns, above all to those that no
+# method leads by far (19 % off in root mean square); by the rates of the forward 2048 -> 256 on 8 x 6 took 1.4 times as long.
+_GPU_HALF_GRADIENT_LAUNCH_SECONDS = 4.2e-6
+_GPU_HALF_GRADIENT_BYTES, _GPU_HALF_GRADIENT_COLUMN_BYTES = 3.0e12, 3.18e12
+_GPU_HALF_GRADIENT_FLOPS = 800e12  # 877 fitted; with less the ways of a backward were chosen better
+_GPU_HALF_GRADIENT_HALF_DEPTH = 34.0
+_GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 12.2e-6, 2.84
+# Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
+# that the kernel equals. Of small maps samples are joined: parts of a launch, and bytes of an element of x.
+_GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
+_GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -206,23 +208,27 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     weight, size = problem.operator is Operator.CONV_TRANSPOSE_WEIGHT, DTYPE_BYTES[problem.dtype]
     columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
     depth = problem.in_channels_per_group
+    launch, joined = _GPU_GRADIENT_LAUNCH_SECONDS, 0.0
     if size == 2:
         launch, rate, half_depth = _GPU_HALF_GRADIENT_LAUNCH_SECONDS, _GPU_HALF_GRADIENT_FLOPS, _GPU_HALF_GRADIENT_HALF_DEPTH
-        of_bytes, of_columns = _GPU_HALF_GRADIENT_BYTES, _GPU_HALF_GRADIENT_COLUMN_BYTES
+        of_bytes = _GPU_HALF_GRADIENT_BYTES
         window, window_factor = _GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR
+        if problem.batch > 1 and problem.in_pixels < _GPU_SMALL_MAP:
+            copied = problem.batch * problem.in_channels * problem.in_pixels
+            copied *= _GPU_JOINED_WEIGHT_BYTES if weight else _GPU_JOINED_INPUT_BYTES
+            joined = _GPU_JOINED_LAUNCHES * launch + copied / of_bytes
     else:
-        launch, half_depth = _GPU_GRADIENT_LAUNCH_SECONDS, _GPU_GRADIENT_HALF_DEPTH
         rate = _GPU_GRADIENT_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
-        of_bytes = of_columns = _GPU_GRADIENT_BYTES
+        half_depth, of_bytes = _GPU_GRADIENT_HALF_DEPTH, _GPU_GRADIENT_BYTES
         window, window_factor = _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR
     product = 2.0 * columns * (depth if weight else depth + half_depth) / rate
-    memory, moved = problem.bytes / of_bytes, columns * size / of_columns
+    memory, moved = problem.bytes / of_bytes, _columns_seconds(problem)
     more = _innermost_seconds(problem, columns)
     if _has_one_tap(problem):
         return launch + max(product, memory) + more
-    launches = 2 * launch + memory + more + (0.0 if weight else _turning_seconds(problem))
-    if size == 2 and problem.in_pixels % 8:  # rows of columns that are not 16 bytes aligned
-        product, moved = _GPU_GRADIENT_ODD_FACTOR * product, _GPU_GRADIENT_ODD_FACTOR * moved
+    launches = 2 * launch + memory + joined + more + (0.0 if weight else _turning_seconds(problem))
+    if _has_odd_rows(problem):
+        product *= _GPU_HALF_GRADIENT_ODD_FACTOR
     seconds = launches + moved + max(product, moved)
     kernel, stride = problem.kernel_size[2], problem.stride[2]
     spans = kernel // stride
@@ -233,12 +239,28 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     return min(seconds, launches + window + in_windows)
 
 
+def _has_odd_rows(problem: Problem) -> bool:
+    """Whether rows of 16-bit columns are not 16 bytes aligned."""
+    return DTYPE_BYTES[problem.dtype] == 2 and problem.in_pixels % 8 != 0
+
+
+def _columns_seconds(problem: Problem) -> float:
+    """What the columns of a gradient take to be written, or to be read."""
+    columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels * DTYPE_BYTES[problem.dtype]
+    if DTYPE_BYTES[problem.dtype] != 2:
+        return columns / _GPU_GRADIENT_BYTES
+    seconds = columns / _GPU_HALF_GRADIENT_COLUMN_BYTES
+    if _has_odd_rows(problem):
+        seconds *= _GPU_HALF_GRADIENT_ODD_FACTOR
+    if problem.kernel_size[2] == problem.stride[2] > 2:
+        seconds *= _GPU_HALF_GRADIENT_APART_FACTOR
+    return seconds
+
+
 def shared_columns_seconds(problem: Problem) -> float:
     """What a gradient by matrix products saves on a GPU where its columns are there: a launch, and their bytes written."""
     half = DTYPE_BYTES[problem.dtype] == 2
-    launch = _GPU_HALF_GRADIENT_LAUNCH_SECONDS if half else _GPU_GRADIENT_LAUNCH_SECONDS
-    columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels * DTYPE_BYTES[problem.dtype]
-    return launch + columns / (_GPU_HALF_GRADIENT_COLUMN_BYTES if half else _GPU_GRADIENT_BYTES)
+    return (_GPU_HALF_GRADIENT_LAUNCH_SECONDS if half else _GPU_GRADIENT_LAUNCH_SECONDS) + _columns_seconds(problem)
 
 
 def _direct_on_gpu(problem: Problem) -> float:
