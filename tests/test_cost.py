@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from upfold import cases, cost
+from upfold import cases, cost, dispatch
 from upfold.cost import predicted_seconds
 from upfold.modes import FORWARD, GRAD_INPUT, GRAD_WEIGHT, Operands, describe, in_layout
 
@@ -94,3 +94,57 @@ def test_half_full_vectors_take_longer_where_they_are_wider(monkeypatch):
         found = problem("fcn8s-21-21-k16@70", tf32=False)
         times[instructions] = predicted_seconds("fused", found, torch.device("cpu"))
     assert times["avx512"] > times["avx2"]
+
+
+# Microseconds of each operator's method, apart and of the turned copy, and the way that a backward takes. Columns of pose 2048 in
+# bfloat16 take 8 us to be written; its gradient takes 6 to be turned.
+WAYS = {
+    "products": ({"gemm": 100}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "shared"),
+    "a faster method for one": ({"gemm": 100, "fused": 70}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "apart"),
+    "a method hardly faster": ({"gemm": 100, "fused": 98}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "shared"),
+    "a faster copy": ({"gemm": 100}, {"gemm": 100}, {"fused": 60}, {"fused": 60}, "turned"),
+    "a copy hardly faster": ({"fused": 100}, {"fused": 100}, {"fused": 95}, {"fused": 95}, "apart"),
+    "nothing accepts": ({}, {"gemm": 100}, {"fused": 1}, {"fused": 1}, "apart"),
+}
+
+
+def operators(name="pose-2048-256@8x6"):
+    apart = tuple(problem(name, mode, torch.bfloat16) for mode in (GRAD_INPUT, GRAD_WEIGHT))
+    return apart, tuple(dataclasses.replace(p, y_strides=tuple(s + 1 for s in p.y_strides)) for p in apart)
+
+
+def predict(monkeypatch, apart, turned, microseconds):
+    found = dict(zip((*apart, *turned), microseconds, strict=True))
+    monkeypatch.setattr(dispatch, "_predictions", lambda p, device: ({k: 1e-6 * v for k, v in found[p].items()}, {}))
+    monkeypatch.setattr(dispatch, "tuned_allowed", lambda: False)
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_the_way_of_a_backward(case, monkeypatch):
+    (*microseconds, way), (apart, turned) = WAYS[case], operators()
+    predict(monkeypatch, apart, turned, microseconds)
+    assert dispatch.way_of_backward(apart, turned, True, GPU) == way
+    if way == "shared":
+        assert dispatch.way_of_backward(apart, turned, False, GPU) == "apart"
+    if way == "turned":
+        assert dispatch.way_of_backward(apart, None, False, GPU) == "apart"
+
+
+@pytest.mark.parametrize("in_its_pass", [True, False])
+def test_a_bias_that_comes_with_the_weight_speaks_for_apart(in_its_pass, monkeypatch):
+    """Sums of a pass of their own take 5 us here, which sharing does not lead by."""
+    apart, turned = operators()
+    predict(monkeypatch, apart, turned, ({"gemm": 100, "fused": 91}, {"gemm": 100, "fused": 91}, {}, {}))
+    chosen = types.SimpleNamespace(algorithm="fused", config=0)
+    monkeypatch.setattr(dispatch, "plan", lambda problem, device: chosen)
+    monkeypatch.setattr(type(dispatch.REGISTRY["fused"]), "sums_channels", lambda self, p, config, device: in_its_pass)
+    assert dispatch.way_of_backward(apart, turned, True, GPU) == "shared"
+    assert dispatch.way_of_backward(apart, turned, True, GPU, with_bias=True) == ("apart" if in_its_pass else "shared")
+
+
+def test_what_was_tuned_stays_apart(monkeypatch):
+    apart, turned = operators()
+    predict(monkeypatch, apart, turned, ({"gemm": 100}, {"gemm": 100}, {}, {}))
+    monkeypatch.setattr(dispatch, "tuned_allowed", lambda: True)
+    monkeypatch.setattr(dispatch.plans, "lookup", lambda p, device: object() if p == apart[0] else None)
+    assert dispatch.way_of_backward(apart, turned, True, GPU) == "apart"

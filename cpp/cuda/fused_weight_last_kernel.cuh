@@ -54,8 +54,7 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
 #endif
 
 // partial[part][tile][group of 64 input channels][8 columns][thread of a warpgroup]: four sums each, where w is not stored.
-// Elsewhere an empty kernel,
-// which has no shared memory of its own: by that the host knows.
+// Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
 template <typename Value, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_weight_last_kernel(const __grid_constant__ WeightLastJob job, const __grid_constant__ WeightLastMaps maps,

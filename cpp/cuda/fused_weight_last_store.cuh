@@ -11,8 +11,6 @@
 #include "fused_weight_last.cuh"
 #include "values.cuh"
 
-#include <type_traits>
-
 namespace upfold::cuda {
 
 template <typename Value>

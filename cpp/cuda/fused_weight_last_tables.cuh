@@ -98,7 +98,7 @@ inline void WeightLastPlanner::list_atoms(const WeightArrangement& a) {
     for (std::int64_t j = first; j <= at; ++j) own[j].count = std::uint8_t(at - first + 1);
     const std::int64_t valid = std::min(width_, channels - c.channel);
     if (!follows) count_sectors();
-    for (std::int64_t i = 0; i < valid; ++i) sectors.insert((c.offset + i * p_.w.c) * element_ / 32);
+    for (std::int64_t oc = 0; oc < valid; ++oc) sectors.insert((c.offset + oc * p_.w.c) * element_ / 32);
     values += valid;
     stores_ = stores_ && c.offset < std::int64_t(1) << 31 && c.chunk < 256;
   }
@@ -201,10 +201,11 @@ inline bool WeightLastPlanner::split() {
     if (stores_ && plan_.launches == 1 && parts <= std::int64_t(kMostWeightCluster)) consider(parts, length, true);
   }
   job.count = std::uint32_t(count);
-  if (job.whole)
+  if (job.whole) {
     plan_.shared_bytes = std::max(plan_.shared_bytes, int(sums_of_tile()) + kWeightLastAlignment);
-  else
+  } else {
     plan_.store_cycles = 0;
+  }
   return best >= 0 && plan_.tiles * plan_.parts < kMostWeightCount;
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "../error.h"
-
 #include "gemm_plan.h"
 
 namespace upfold::cuda {

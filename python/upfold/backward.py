@@ -86,7 +86,7 @@ def gradients(
     x_grad = w_grad = bias_grad = None
     both = None
     if wants_x and wants_w and g.is_cuda:
-        both = _remembered(g, x, w, arguments, algorithm)
+        both = _remembered(g, x, w, arguments, algorithm, bool(wants_bias))
     if both is not None:
         x_grad, w_grad = both.run(g, x, w)
     else:
@@ -114,21 +114,21 @@ def _weight_and_bias(
 
 
 def _remembered(
-    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None, with_bias: bool
 ) -> Turned | Shared | None:
     """What such a backward runs, planned or remembered; None where each operator does better by itself."""
     environment = execute.environment(g, g.data_ptr() | x.data_ptr() | w.data_ptr())
-    key = (Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, environment)
+    key = (Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, with_bias, environment)
     kept: list[Turned | Shared | None] | None = execute.remembered(key)
     if kept is None:
-        kept = execute.remember(key, [_planned(g, x, w, arguments, algorithm)])
+        kept = execute.remember(key, [_planned(g, x, w, arguments, algorithm, with_bias)])
     return kept[0]
 
 
 def _planned(
-    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None, with_bias: bool
 ) -> Turned | Shared | None:
-    found = together(g, x, w, arguments, algorithm)
+    found = together(g, x, w, arguments, algorithm, with_bias)
     if found is None:
         return None
     results = (
@@ -160,9 +160,14 @@ class Together(NamedTuple):
 
 
 def together(
-    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None = None
+    g: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    arguments: Arguments,
+    algorithm: str | None = None,
+    with_bias: bool = False,
 ) -> Together | None:
-    """What `gradients` runs where it asks for the gradients in x and in w and does not run them apart, else None."""
+    """What `gradients` runs where both operators are asked for, with that of the bias or not, and not run apart, else None."""
     asked = algorithm or current().algorithm or "auto"
     if not g.is_cuda or asked != "auto" or g.dtype.is_complex or g.numel() == 0 or x.numel() == 0:
         return None
@@ -178,7 +183,7 @@ def together(
             replace(weight, y_strides=y_strides, alignment=execute.alignment_of(x)),
         )
     shared = _shared_call(conv, weight, g.get_device())
-    way = way_of_backward((conv, weight), turned, shared is not None, g.device)
+    way = way_of_backward((conv, weight), turned, shared is not None, g.device, with_bias)
     if way == "turned" and turned is not None:
         return Together(way, turned)
     return Together(way, (conv, weight)) if way == "shared" else None

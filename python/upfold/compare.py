@@ -181,7 +181,7 @@ def _our_steps(result: Comparison, operands: Operands) -> list[tuple[Row, Method
         try:
             with dispatch.use(tuned=False):
                 taken = [dispatch.plan(problem, result.device, name).algorithm for problem in problems]
-                together = backward.together(data.grad, data.x, data.w, positional(result.geometry), name)
+                together = backward.together(data.grad, data.x, data.w, positional(result.geometry), name, data.bias is not None)
         except InvalidArgument as error:
             row.note = f"refuses: {next(filter(None, (REGISTRY[name].reject(p, result.device) for p in problems)), error)}"
             methods.append((row, None))

@@ -61,10 +61,12 @@ _GPU_HALF_GRADIENT_BYTES, _GPU_HALF_GRADIENT_COLUMN_BYTES = 3.0e12, 3.18e12
 _GPU_HALF_GRADIENT_FLOPS = 800e12  # 877 fitted; with less the ways of a backward were chosen better
 _GPU_HALF_GRADIENT_HALF_DEPTH = 34.0
 _GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 12.2e-6, 2.84
+_GPU_HALF_GRADIENT_PIXEL_SECONDS = 3.2e-6  # more for maps of one pixel
 # Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
 # that the kernel equals. Of small maps samples are joined: parts of a launch, and bytes of an element of x.
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
 _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
+_GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -217,6 +219,8 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
             copied = problem.batch * problem.in_channels * problem.in_pixels
             copied *= _GPU_JOINED_WEIGHT_BYTES if weight else _GPU_JOINED_INPUT_BYTES
             joined = _GPU_JOINED_LAUNCHES * launch + copied / of_bytes
+        if problem.in_pixels == 1:
+            joined += _GPU_HALF_GRADIENT_PIXEL_SECONDS
     else:
         rate = _GPU_GRADIENT_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
         half_depth, of_bytes = _GPU_GRADIENT_HALF_DEPTH, _GPU_GRADIENT_BYTES
@@ -261,6 +265,12 @@ def shared_columns_seconds(problem: Problem) -> float:
     """What a gradient by matrix products saves on a GPU where its columns are there: a launch, and their bytes written."""
     half = DTYPE_BYTES[problem.dtype] == 2
     return (_GPU_HALF_GRADIENT_LAUNCH_SECONDS if half else _GPU_GRADIENT_LAUNCH_SECONDS) + _columns_seconds(problem)
+
+
+def channel_sums_seconds(problem: Problem) -> float:
+    """What the sums over y's channels take on a GPU in a pass of their own: 34 us of 134 MB (H200)."""
+    bytes_of_y = problem.batch * problem.out_channels * problem.out_pixels * DTYPE_BYTES[problem.dtype]
+    return _GPU_LAUNCH_SECONDS + bytes_of_y / _GPU_SUMS_BYTES
 
 
 def _direct_on_gpu(problem: Problem) -> float:

@@ -16,7 +16,7 @@ import torch
 
 from . import plans
 from .algorithms import REGISTRY, Algorithm
-from .cost import predicted_seconds, shared_columns_seconds
+from .cost import channel_sums_seconds, predicted_seconds, shared_columns_seconds
 from .geometry import InvalidArgument
 from .problem import DTYPE_BYTES, Operator, Problem
 
@@ -298,7 +298,11 @@ _SHARE_CAUTION, _SHARE_HALF_CAUTION = 1.0, 1.05
 
 
 def way_of_backward(
-    apart: tuple[Problem, Problem], turned: tuple[Problem, Problem] | None, can_share: bool, device: torch.device
+    apart: tuple[Problem, Problem],
+    turned: tuple[Problem, Problem] | None,
+    can_share: bool,
+    device: torch.device,
+    with_bias: bool = False,
 ) -> str:
     """How the two operators of a backward run soonest: "apart", "turned" or "shared".
 
@@ -307,6 +311,7 @@ def way_of_backward(
         turned: the same of a copy of the gradient whose channels are innermost; None where there can be none.
         can_share: whether matrix products can take both from one matrix of columns.
         device: where; what was tuned there is tuned apart, and stays so.
+        with_bias: whether the gradient of the bias is asked for too, which apart may come in the pass of the weight's.
     """
     if tuned_allowed() and any(plans.lookup(problem, device) is not None for problem in apart):
         return "apart"
@@ -315,15 +320,18 @@ def way_of_backward(
         return "apart"
     ways = {"apart": sum(min(cost.values()) for cost in costs)}
     p = apart[0]
+    weight = plan(apart[1], device) if with_bias else None
+    in_its_pass = weight is not None and REGISTRY[weight.algorithm].sums_channels(apart[1], weight.config, device)
+    beside = channel_sums_seconds(p) if in_its_pass else 0.0
     if turned is not None:
         copied = 2 * p.batch * p.out_channels * p.out_pixels * DTYPE_BYTES[p.dtype]
         of_copy = [_predictions(problem, device)[0] for problem in turned]
         if all(of_copy):
             seconds = sum(min(cost.values()) for cost in of_copy) + _TURN_SECONDS + copied / _TURN_BYTES
-            ways["turned"] = seconds / _TURN_CAUTION
+            ways["turned"] = seconds / _TURN_CAUTION + beside
     if can_share and all("gemm" in cost for cost in costs):
         seconds = sum(cost["gemm"] for cost in costs) - shared_columns_seconds(p)
-        ways["shared"] = seconds / (_SHARE_HALF_CAUTION if DTYPE_BYTES[p.dtype] == 2 else _SHARE_CAUTION)
+        ways["shared"] = seconds / (_SHARE_HALF_CAUTION if DTYPE_BYTES[p.dtype] == 2 else _SHARE_CAUTION) + beside
     return min(ways, key=lambda way: ways[way])
 
 

@@ -160,7 +160,7 @@ def _of_both(
 ) -> Iterator[tuple[str, Problem, str | None]]:
     """The two operators that a backward does not run apart, and the algorithm that they are then run by."""
     g = _fresh(execute.describe_conv_transpose(x, w, bias, arguments, None)[1], x.device)
-    found = backward.together(g, x, w, arguments, asked)
+    found = backward.together(g, x, w, arguments, asked, bias is not None)
     if found is not None:
         algorithm = "gemm" if found.way == "shared" else asked
         yield f"grad_input of both, from {found.said}", found.problems[0], algorithm

@@ -216,3 +216,14 @@ def test_a_small_cap_packs_some_samples_at_a_time(dtype, device):
                 launches.add(fused_weight_last.call(problem, config, cuda.index(device)).work[2])
                 assert_exact(gradient(case, x, g, config), expected, f"config {config}")
     assert cuda.module().code_capability(cuda.index(device)) < 90 or len(launches) > 1
+
+
+def test_the_layers_take_every_way_to_the_weight(device):
+    """Blocks that have all of the reduction store it, or two of a cluster that have half each, or a launch adds parts up."""
+    ways = set()
+    for case in LAYERS.values():
+        x, g = exact_operands(case, torch.bfloat16, device)
+        for config in tiles(case, x, g, device):
+            work = fused_weight_last.call(describe(case, x, g), config, cuda.index(device)).work
+            ways.add(("parts" if work[6] > 0 else "stored", work[8]))
+    assert ways == {("parts", 1), ("stored", 1), ("stored", 2)}
