@@ -90,8 +90,9 @@ struct GemmOperands {
   void* w;
   const void* bias;  // (out_channels), dense, or null
   void* y;
-  void* workspace;          // workspace_bytes() of the call, aligned to 256
-  void* columns = nullptr;  // where they are given
+  void* workspace;           // workspace_bytes() of the call, aligned to 256
+  void* columns = nullptr;   // where they are given
+  void* products = nullptr;  // what cuBLAS works in, elsewhere than at the workspace's begin
 };
 
 // Creates what the device needs for `gemm` on this thread (a cuBLAS handle). A first call inside a stream capture needs no

@@ -62,7 +62,8 @@ class Call {
         plan_(plan),
         moves_(launch, p, plan, operands),
         x_(pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w)),
-        products_(ready_handle(launch, operands.workspace, plan.cublas_bytes), p.dtype, options.allow_tf32) {}
+        products_(ready_handle(launch, operands.products != nullptr ? operands.products : operands.workspace, plan.cublas_bytes),
+                  p.dtype, options.allow_tf32) {}
 
   void run() {
     if (plan_.to_result) return conv_transpose_whole();

@@ -1,5 +1,5 @@
 // Both gradients from one matrix of columns: the adjoint in x makes them, and that in w has its workspace where the first one's
-// sums were.
+// sums were, and cuBLAS's where the first one's was.
 #include "gemm_gradients.h"
 
 #include <algorithm>
@@ -42,8 +42,9 @@ GemmGradientsCall::GemmGradientsCall(int device, const Problem& conv, const Prob
       shares_(can_share(conv_.plan(), weight_.plan()) && workspace_bytes() <= workspace_cap) {}
 
 std::int64_t GemmGradientsCall::workspace_bytes() const {
+  if (conv_.plan() == nullptr || weight_.plan() == nullptr) return 0;
   const GemmPlan &conv = *conv_.plan(), &weight = *weight_.plan();
-  return std::max(conv.total_bytes, conv.stage_at + weight.total_bytes);
+  return std::max(conv.total_bytes, conv.stage_at + weight.total_bytes - weight.cublas_bytes);
 }
 
 void GemmGradientsCall::run(const GemmGradients& operands, std::uintptr_t stream) const {
@@ -53,7 +54,9 @@ void GemmGradientsCall::run(const GemmGradients& operands, std::uintptr_t stream
   void *const x = const_cast<void*>(operands.x), *const w = const_cast<void*>(operands.w),
               *const y = const_cast<void*>(operands.y);
   conv_.run({operands.x_gradient, w, nullptr, y, workspace}, stream);
-  weight_.run({x, operands.w_gradient, nullptr, y, workspace + conv.stage_at, workspace + conv.columns_at}, stream);
+  // Its parts begin behind what it has for cuBLAS, which nobody writes here: they are behind the columns.
+  char* const behind_columns = workspace + conv.stage_at - weight_.plan()->cublas_bytes;
+  weight_.run({x, operands.w_gradient, nullptr, y, behind_columns, workspace + conv.columns_at, workspace}, stream);
 }
 
 }  // namespace upfold::cuda
