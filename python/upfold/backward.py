@@ -62,6 +62,26 @@ class Shared(NamedTuple):
         return x_grad, w_grad
 
 
+class Apart(NamedTuple):
+    """A backward of two operators, each by itself: their launches, which read what they are given."""
+
+    conv: Launch
+    weight: Launch
+
+    def run(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients in x and in w."""
+        return self._run_conv(g, x, w), _run_weight(self.weight, g, x, None)
+
+    def run_with_bias(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same, and the gradient in the bias."""
+        return self._run_conv(g, x, w), *_weight_and_bias(self.weight, g, x)
+
+    def _run_conv(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x_grad = x.new_empty_strided(self.conv.shape, self.conv.strides)
+        self.conv.run(x_grad, w, None, g)
+        return x_grad
+
+
 def gradients(
     g: torch.Tensor,
     operands: tuple[torch.Tensor, torch.Tensor],
@@ -84,16 +104,18 @@ def gradients(
     (x, w), (in_size, kernel_size) = operands, sizes
     wants_x, wants_w, wants_bias = wanted[:3]
     x_grad = w_grad = bias_grad = None
-    both = None
-    if wants_x and wants_w and g.is_cuda:
-        both = _remembered(g, x, w, arguments, algorithm, bool(wants_bias))
+    both = _remembered(g, x, w, arguments, algorithm, bool(wants_bias)) if wants_x and wants_w else None
+    if wants_bias and isinstance(both, Apart):
+        return both.run_with_bias(g, x, w)
     if both is not None:
         x_grad, w_grad = both.run(g, x, w)
     else:
         if wants_x:
             x_grad = execute.conv(g, w, in_size, arguments, algorithm)
         if wants_w and wants_bias:
-            return x_grad, *_weight_and_bias(g, x, kernel_size, arguments, algorithm)
+            launch = execute.weight_launch(x, g, kernel_size, arguments, algorithm)
+            if not launch.empty and not launch.copies:
+                return x_grad, *_weight_and_bias(launch, g, x)
         if wants_w:
             w_grad = execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm)
     if wants_bias:
@@ -101,25 +123,31 @@ def gradients(
     return x_grad, w_grad, bias_grad
 
 
-def _weight_and_bias(
-    g: torch.Tensor, x: torch.Tensor, kernel_size: Sizes, arguments: Arguments, algorithm: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _weight_and_bias(launch: Launch, g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both in one pass over `g`, by tiles that sum its channels on the way, or each by itself."""
-    launch = execute.weight_launch(x, g, kernel_size, arguments, algorithm)
-    if launch.empty or launch.copies or not launch.sums:
-        return execute.conv_transpose_weight(x, g, kernel_size, arguments, algorithm), channel_sums(g)
-    w_grad, bias_grad = x.new_empty_strided(launch.shape, launch.strides), g.new_empty(g.shape[1])
+    if not launch.sums:
+        return _run_weight(launch, g, x, None), channel_sums(g)
+    bias_grad = g.new_empty(g.shape[1])
+    return _run_weight(launch, g, x, bias_grad), bias_grad
+
+
+def _run_weight(launch: Launch, g: torch.Tensor, x: torch.Tensor, bias_grad: torch.Tensor | None) -> torch.Tensor:
+    w_grad = x.new_empty_strided(launch.shape, launch.strides)
     launch.run(x, w_grad, bias_grad, g)
-    return w_grad, bias_grad
+    return w_grad
 
 
 def _remembered(
     g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None, with_bias: bool
-) -> Turned | Shared | None:
-    """What such a backward runs, planned or remembered; None where each operator does better by itself."""
-    environment = execute.environment(g, g.data_ptr() | x.data_ptr() | w.data_ptr())
-    key = (Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, with_bias, environment)
-    kept: list[Turned | Shared | None] | None = execute.remembered(key)
+) -> Turned | Shared | Apart | None:
+    """What a backward of both operators runs, planned or remembered; None where there is nothing, or something to copy first."""
+    addresses = (g.data_ptr(), x.data_ptr(), w.data_ptr()) if g.is_cuda else ()
+    key = (
+        *(Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, with_bias),
+        # Of each: an operator's plan asks for the alignment of its own operands.
+        *(execute.environment(g, 0), *(address & (execute.MOST_ALIGNMENT - 1) for address in addresses)),
+    )
+    kept: list[Turned | Shared | Apart | None] | None = execute.remembered(key)
     if kept is None:
         kept = execute.remember(key, [_planned(g, x, w, arguments, algorithm, with_bias)])
     return kept[0]
@@ -127,10 +155,10 @@ def _remembered(
 
 def _planned(
     g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None, with_bias: bool
-) -> Turned | Shared | None:
+) -> Turned | Shared | Apart | None:
     found = together(g, x, w, arguments, algorithm, with_bias)
     if found is None:
-        return None
+        return _planned_apart(g, x, w, arguments, algorithm)
     results = (
         execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[1],
         execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[1],
@@ -142,9 +170,19 @@ def _planned(
         return Shared(call, (elements,), (dx.shape, dw.shape), (dx.stride(), dw.stride()), g.get_device())
     copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], pad_shape(g.shape), pad_strides(g.stride(), g.shape))
     if copy is None:
-        return None
+        return _planned_apart(g, x, w, arguments, algorithm)
     conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(found.problems, results))
     return Turned(copy, _turned_strides(g), conv, weight)
+
+
+def _planned_apart(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, arguments: Arguments, algorithm: str | None
+) -> Apart | None:
+    if not layout.has_dense_rows(g) or not layout.has_dense_rows(x) or x.shape[0] == 0:
+        return None
+    problem, x_grad = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)
+    conv = Launch(problem, g.device, algorithm or current().algorithm, x_grad, False)
+    return Apart(conv, execute.weight_launch(x, g, tuple(w.shape[2:]), arguments, algorithm))
 
 
 class Together(NamedTuple):

@@ -30,7 +30,7 @@ from .problem import DTYPE_BYTES, DTYPE_CODES, Activation, ActivationLike, Opera
 # stride, padding, output_padding, groups, dilation, in torch's order; hashable; a crop is part of the padding
 Arguments = tuple[IntOrInts, IntOrInts | Edges, IntOrInts, int, IntOrInts]
 _MOST_LAUNCHES = 4096
-_MOST_ALIGNMENT = 16  # bytes; no access of the kernels is wider
+MOST_ALIGNMENT = 16  # bytes; no access of the kernels is wider
 _DENSE = (1,)
 _threads = torch.get_num_threads
 _launches: dict[Any, Any] = {}
@@ -106,13 +106,13 @@ def tensor_key(t: torch.Tensor) -> tuple[Any, ...]:
 def environment(t: torch.Tensor, addresses: int) -> tuple[Any, ...]:
     """What a plan depends on beside shapes: the settings, and the threads, or TF32 and the low bits of all addresses."""
     if t.is_cuda:
-        return current(), t.dtype is torch.float32 and convolutions_take_tf32(), addresses & (_MOST_ALIGNMENT - 1)
+        return current(), t.dtype is torch.float32 and convolutions_take_tf32(), addresses & (MOST_ALIGNMENT - 1)
     return current(), _threads()
 
 
 def alignment_of(*tensors: torch.Tensor | None) -> int:
     """The largest power of two, at most 16, that divides every address."""
-    addresses = _MOST_ALIGNMENT
+    addresses = MOST_ALIGNMENT
     for tensor in tensors:
         if tensor is not None:
             addresses |= tensor.data_ptr()

@@ -165,3 +165,25 @@ def test_a_nan_goes_where_it_belongs(device, always):
     expected = torch.zeros_like(w_grad, dtype=torch.bool)
     expected[:, 5, 1, 1] = True
     assert torch.equal(w_grad.isnan(), expected)
+
+
+def shifted(t: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values that begin so many elements behind an aligned address."""
+    room = t.new_empty(t.numel() + elements)
+    return room[elements:].view(t.shape).copy_(t)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_plan_is_for_the_alignment_of_each_operand(turns, device, request):
+    """Two calls whose addresses have the same low bits together, of other operands."""
+    if turns:
+        request.getfixturevalue("always")
+    generator = torch.Generator(device).manual_seed(6)
+    shapes = (4, 32, 24, 32), (4, 16, 12, 16), (16, 32, 4, 4)
+    g, x, w = (torch.randint(-1, 2, s, generator=generator, device=device).bfloat16() for s in shapes)
+    arguments = ((2, 2), (1, 1), (0, 0), 1, (1, 1))
+    want = both_of(g, x, w, arguments)
+    for moved in ((0, 1, 0), (0, 0, 1), (1, 0, 0)):
+        got = both_of(*(shifted(t, elements) for t, elements in zip((g, x, w), moved)), arguments)
+        for one, other in zip(got, want, strict=True):
+            assert torch.equal(one, other), moved
