@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from upfold import cases, execute
+from upfold import backward, cases
 from upfold.modes import STEP, Operands, with_gradient
 from upfold.reference import step_reference
 
@@ -77,15 +77,15 @@ def test_the_reference_of_a_step_finds_one_wrong_entry(part):
 
 
 def test_a_wrong_gradient_makes_a_step_wrong(monkeypatch):
-    original = execute.conv_transpose_weight
+    original = backward.gradients
 
-    def spoiled(x, g, kernel_size, arguments, algorithm=None):
-        w = original(x, g, kernel_size, arguments, algorithm)
+    def spoiled(g, operands, sizes, wanted, arguments, algorithm=None):
+        found = original(g, operands, sizes, wanted, arguments, algorithm)
         if algorithm == "direct":
-            w[0, 0, 0, 0] += 1.0
-        return w
+            found[1][0, 0, 0, 0] += 1.0
+        return found
 
-    monkeypatch.setattr(execute, "conv_transpose_weight", spoiled)
+    monkeypatch.setattr(backward, "gradients", spoiled)
     result = compare.compare_case(cases.find("k4s2p1"), compare.Conditions(seconds=0.002, mode=STEP))
     assert result.row("direct").note.startswith("WRONG")
     assert result.row("direct").seconds is None
