@@ -1,5 +1,7 @@
 """Plan every case for an H200 that is not there: no planner may crash, refuse what it offered, or pass the workspace's cap.
 
+Gradients that share their columns are computed too, with their launches done on the host.
+
 usage: check_plans.py BUILD, a folder in which CMake and Ninja have built _cuda and _cpu.
 """
 
@@ -21,18 +23,20 @@ MEGABYTES = (256, 24, 1)
 
 
 def link(build: Path, to: Path) -> None:
-    """Link the objects of _cuda behind the answers of a device that is absent."""
+    """Link the objects of _cuda behind the answers of a device that is absent, and what stands for its kernels."""
     commands = subprocess.run(["ninja", "-t", "commands", "_cuda"], cwd=build, capture_output=True, text=True, check=True)
     lines = commands.stdout.splitlines()
     compile_module = next(line.split() for line in lines if line.endswith("module.cpp"))
     folders = [word for word in compile_module if word.startswith(("-I", "/")) or word == "-isystem"]
     includes = [word for word in folders if not word.endswith((".cpp", "c++", "g++"))]
-    answers = to / "absent_device.o"
-    source = str(ROOT / ".ci" / "absent_device.cpp")
-    subprocess.run(["c++", "-std=c++17", "-fPIC", *includes, "-c", source, "-o", str(answers)], cwd=build, check=True)
+    answers = []
+    for source in (ROOT / ".ci" / "absent_device.cpp", ROOT / ".ci" / "absent_gemm.cpp"):
+        answers.append(str(to / f"{source.stem}.o"))
+        compiled = ["c++", "-std=c++17", "-O2", "-fPIC", *includes, "-c", str(source), "-o", answers[-1]]
+        subprocess.run(compiled, cwd=build, check=True)
     words = lines[-1].removeprefix(": && ").removesuffix(" && :").split()
     name = words[words.index("-o") + 1]
-    words[words.index("-o") + 1 : words.index("-o") + 2] = [str(to / name), str(answers), "-Wl,--allow-multiple-definition"]
+    words[words.index("-o") + 1 : words.index("-o") + 2] = [str(to / name), *answers, "-Wl,--allow-multiple-definition"]
     subprocess.run(words, cwd=build, check=True)
 
 
@@ -100,6 +104,46 @@ def check_pairs(torch: Any) -> int:
     return shared
 
 
+def compute_pairs(torch: Any, gflop: float) -> int:
+    """Both gradients of small cases from one matrix of columns, against torch in float64; how many there were."""
+    from dataclasses import replace
+
+    from upfold import cases, execute, modes
+    from upfold.algorithms import cuda
+
+    last, guard, computed = {4: torch.channels_last, 5: torch.channels_last_3d}, 64, 0
+    layouts = list(itertools.product((False, True), repeat=2))
+    for case, dtype, (x_last, w_last) in itertools.product(cases.CASES, (torch.float32, torch.float64), layouts):
+        case = case.scaled(gflop)
+        x, w, _ = case.tensors(dtype)
+        g = torch.randn(case.batch, case.out_channels, *case.out_size, dtype=dtype)
+        if ((x_last or w_last) and x.dim() not in last) or g.numel() > 1 << 20:
+            continue
+        x, w = (t.to(memory_format=last[t.dim()]) if turns else t for t, turns in ((x, x_last), (w, w_last)))
+        arguments = modes.positional(case.geometry)
+        conv, dx = execute.describe_conv(g, w, tuple(case.in_size), arguments)
+        weight, dw = execute.describe_conv_transpose_weight(x, g, tuple(case.kernel_size), arguments)
+        tf32 = dtype == torch.float32
+        pair = (replace(problem, allow_tf32=tf32).cuda for problem in (conv, weight))
+        call = cuda.module().GemmGradientsCall(0, *pair, MEGABYTES[0] << 20, tf32)
+        if not call.shares:
+            continue
+        got = [torch.full_like(t, math.nan, device="cpu") for t in (dx, dw)]
+        room = torch.full((call.workspace_bytes // 4 + 2 * guard,), math.nan)
+        call.run(*(t.data_ptr() for t in (x, w, g, *got, room[guard:])), 0)
+        leaves = [t.double().requires_grad_() for t in (x, w)]
+        y = getattr(torch.nn.functional, f"conv_transpose{case.ndim}d")(*leaves, None, *arguments)
+        want = torch.autograd.grad(y, leaves, g.double())
+        allowed = 1e-4 if tf32 else 1e-11  # of products that were summed in float64 and rounded once
+        for one, other in zip(got, want, strict=True):
+            assert (one - other).abs().max() <= allowed * max(1.0, float(other.abs().max())), (case.name, dtype, x_last, w_last)
+        assert room[:guard].isnan().all(), (case.name, dtype)
+        assert room[-guard:].isnan().all(), (case.name, dtype)
+        computed += 1
+    assert computed > len(cases.CASES)
+    return computed
+
+
 def check(torch: Any) -> tuple[int, int]:
     """Ask every algorithm for its plans and predictions; the numbers of problems and plans."""
     from dataclasses import replace
@@ -148,6 +192,7 @@ def main() -> int:
     counted, planned = check(torch)
     shared = check_pairs(torch)
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
+    print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     return 0
 
 
