@@ -83,12 +83,11 @@ def problems(torch: Any, case: Any) -> Any:
 
 def check_pairs(torch: Any) -> int:
     """Plan both gradients of every case from one matrix of columns; how many pairs there can be one of."""
-
     from upfold import cases
     from upfold.algorithms import cuda
     from upfold.problem import Operator
 
-    device, conv, shared = torch.device("cuda", 0), None, 0
+    conv, shared = None, 0
     for case in cases.CASES:
         for problem in problems(torch, case):
             if problem.operator is Operator.CONV:
@@ -97,7 +96,7 @@ def check_pairs(torch: Any) -> int:
                 continue
             assert conv is not None
             for megabytes in MEGABYTES:
-                call = cuda.module().GemmGradientsCall(device.index, conv.cuda, problem.cuda, megabytes << 20, problem.allow_tf32)
+                call = cuda.module().GemmGradientsCall(0, conv.cuda, problem.cuda, megabytes << 20, problem.allow_tf32)
                 assert not call.shares or call.workspace_bytes <= megabytes << 20, (case.name, problem)
                 shared += call.shares
     assert shared > len(cases.CASES)

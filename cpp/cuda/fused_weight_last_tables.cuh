@@ -54,7 +54,7 @@ inline void WeightLastPlanner::list_atoms(const WeightArrangement& a) {
   const std::int64_t sets = std::int64_t(a.sets.size()), set_channels = a.set_chunks * width_;
   job.fold = make_divisor(channels), job.w_n = p_.w.n, job.w_c = p_.w.c, job.w_w = p_.w.w;
   while (16 << job.atom_log <= width_) ++job.atom_log;
-  const bool tap_order = p_.w.c != 1 || channels == 1;
+  const bool tap_order = taps_are_neighbours();
   const bool even = channels % 2 == 0 && (p_.w.d | p_.w.h | p_.w.w | p_.w.n) % 2 == 0;
   job.paired = !tap_order && even;
   stores_ = sets * atoms <= kMostWeightAtoms;
@@ -251,7 +251,7 @@ inline bool WeightLastPlanner::sums() {
   if (plan_.job.whole) return true;
   WeightLastSumJob& job = plan_.sum;
   const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
-  job.tap_order = p_.w.c != 1 || channels == 1;
+  job.tap_order = taps_are_neighbours();
   job.parts = std::int32_t(plan_.parts * plan_.launches), job.part_tiles = plan_.tiles;
   cut_sums();
   job.kernel_w = make_divisor(p_.kernel_w), job.kernel_h = make_divisor(p_.kernel_h), job.folded = make_divisor(folded_);

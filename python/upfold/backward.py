@@ -143,7 +143,7 @@ def _remembered(
     """What a backward of both operators runs, planned or remembered; None where there is nothing, or something to copy first."""
     addresses = (g.data_ptr(), x.data_ptr(), w.data_ptr()) if g.is_cuda else ()
     key = (
-        *(Turned, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, with_bias),
+        *(gradients, *map(execute.tensor_key, (g, x, w)), arguments, algorithm, with_bias),
         # Of each: an operator's plan asks for the alignment of its own operands.
         *(execute.environment(g, 0), *(address & (execute.MOST_ALIGNMENT - 1) for address in addresses)),
     )
@@ -159,19 +159,14 @@ def _planned(
     found = together(g, x, w, arguments, algorithm, with_bias)
     if found is None:
         return _planned_apart(g, x, w, arguments, algorithm)
-    results = (
-        execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[1],
-        execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[1],
-    )
     if found.way == "shared":
-        call = _shared_call(*found.problems, g.get_device())
-        elements = -(-call.workspace_bytes // DTYPE_BYTES[g.dtype])
-        dx, dw = results
-        return Shared(call, (elements,), (dx.shape, dw.shape), (dx.stride(), dw.stride()), g.get_device())
+        elements = -(-found.call.workspace_bytes // DTYPE_BYTES[g.dtype])
+        dx, dw = found.results
+        return Shared(found.call, (elements,), (dx.shape, dw.shape), (dx.stride(), dw.stride()), g.get_device())
     copy = _copy_call(g.get_device(), DTYPE_CODES[g.dtype], pad_shape(g.shape), pad_strides(g.stride(), g.shape))
     if copy is None:
         return _planned_apart(g, x, w, arguments, algorithm)
-    conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(found.problems, results))
+    conv, weight = (Launch(problem, g.device, None, result, False) for problem, result in zip(found.problems, found.results))
     return Turned(copy, _turned_strides(g), conv, weight)
 
 
@@ -186,10 +181,12 @@ def _planned_apart(
 
 
 class Together(NamedTuple):
-    """How `gradients` runs two operators that it does not run apart, and their problems."""
+    """How `gradients` runs two operators that it does not run apart, their problems, and stand-ins for their results."""
 
     way: str  # "turned": from a copy of the gradient, as which the problems have it; "shared": `gemm`, from one matrix of columns
     problems: tuple[Problem, Problem]
+    results: tuple[torch.Tensor, torch.Tensor]
+    call: Any = None  # of both products
 
     @property
     def said(self) -> str:
@@ -211,8 +208,8 @@ def together(
         return None
     if not layout.has_dense_rows(g) or not layout.has_dense_rows(x):
         return None
-    conv = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)[0]
-    weight = execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)[0]
+    conv, dx = execute.describe_conv(g, w, tuple(x.shape[2:]), arguments)
+    weight, dw = execute.describe_conv_transpose_weight(x, g, tuple(w.shape[2:]), arguments)
     turned = None
     if _can_turn(g):
         y_strides = pad_strides(_turned_strides(g), g.shape)
@@ -223,8 +220,8 @@ def together(
     shared = _shared_call(conv, weight, g.get_device())
     way = way_of_backward((conv, weight), turned, shared is not None, g.device, with_bias)
     if way == "turned" and turned is not None:
-        return Together(way, turned)
-    return Together(way, (conv, weight)) if way == "shared" else None
+        return Together(way, turned, (dx, dw))
+    return Together(way, (conv, weight), (dx, dw), shared) if way == "shared" else None
 
 
 def _shared_call(conv: Problem, weight: Problem, device: int) -> Any:

@@ -54,7 +54,7 @@ _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12
 _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
 _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
-# And of both in 16 bits, fitted to 79 contiguous ones, and to 26 pairs that share their columns, above all to those that no
+# And of both in 16 bits, fitted to 84 contiguous ones, and to 26 pairs that share their columns, above all to those that no
 # method leads by far (19 % off in root mean square); by the rates of the forward 2048 -> 256 on 8 x 6 took 1.4 times as long.
 _GPU_HALF_GRADIENT_LAUNCH_SECONDS = 4.2e-6
 _GPU_HALF_GRADIENT_BYTES, _GPU_HALF_GRADIENT_COLUMN_BYTES = 3.0e12, 3.18e12

@@ -35,9 +35,7 @@ def always(monkeypatch):
     execute.forget()
 
 
-def operands(
-    dtype: torch.dtype, device: torch.device, layout: torch.memory_format = torch.contiguous_format
-) -> list[torch.Tensor]:
+def operands(dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
     """g, x and w of a layer whose columns fit a workspace whole."""
     shapes = (6, 48, 10, 12), (6, 40, 5, 6), (40, 48, 4, 4)
     generator = torch.Generator(device).manual_seed(5)

@@ -15,10 +15,10 @@ FIRST = 100
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to the tiles of 45 layers on an H200.
+    """What predicts the microseconds of a call: fitted to tiles of 45 layers on an H200, and where blocks store w to fewer.
 
-    Since blocks store w, the best guess of 16-bit values is 0.9 % behind the fastest tile of 41 layers in geometric mean, and
-    predictions near it are 8 (float32) and 25 % off in root mean square, mostly where channels are few.
+    Of these, the best guess is 0.2 (float32, 22 layers) and 0.7 % (16-bit values, 29, most of them in both layouts) behind the
+    fastest tile in geometric mean; predictions near it are 8 and 25 % off in root mean square, mostly where channels are few.
     """
 
     call: float
