@@ -97,13 +97,13 @@ def test_half_full_vectors_take_longer_where_they_are_wider(monkeypatch):
 
 
 # Microseconds of each operator's method, apart and of the turned copy, and the way that a backward takes. Columns of pose 2048 in
-# bfloat16 take 8 us to be written; its gradient takes 6 to be turned.
+# bfloat16 take 8 us to be written; its gradient takes 8 to be turned.
 WAYS = {
     "products": ({"gemm": 100}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "shared"),
     "a faster method for one": ({"gemm": 100, "fused": 70}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "apart"),
     "a method hardly faster": ({"gemm": 100, "fused": 98}, {"gemm": 100}, {"gemm": 120}, {"gemm": 120}, "shared"),
     "a faster copy": ({"gemm": 100}, {"gemm": 100}, {"fused": 60}, {"fused": 60}, "turned"),
-    "a copy hardly faster": ({"fused": 100}, {"fused": 100}, {"fused": 95}, {"fused": 95}, "apart"),
+    "a copy hardly faster": ({"fused": 100}, {"fused": 100}, {"fused": 97}, {"fused": 97}, "apart"),
     "nothing accepts": ({}, {"gemm": 100}, {"fused": 1}, {"fused": 1}, "apart"),
 }
 
@@ -134,7 +134,7 @@ def test_the_way_of_a_backward(case, monkeypatch):
 def test_a_bias_that_comes_with_the_weight_speaks_for_apart(in_its_pass, monkeypatch):
     """Sums of a pass of their own take 5 us here, which sharing does not lead by."""
     apart, turned = operators()
-    predict(monkeypatch, apart, turned, ({"gemm": 100, "fused": 91}, {"gemm": 100, "fused": 91}, {}, {}))
+    predict(monkeypatch, apart, turned, ({"gemm": 100, "fused": 87}, {"gemm": 100, "fused": 87}, {}, {}))
     chosen = types.SimpleNamespace(algorithm="fused", config=0)
     monkeypatch.setattr(dispatch, "plan", lambda problem, device: chosen)
     monkeypatch.setattr(type(dispatch.REGISTRY["fused"]), "sums_channels", lambda self, p, config, device: in_its_pass)

@@ -53,6 +53,7 @@ _GPU_GRADIENT_LAUNCH_SECONDS = 6.3e-6
 _GPU_GRADIENT_BYTES = 3.4e12
 _GPU_GRADIENT_TF32_FLOPS = 330e12
 _GPU_GRADIENT_HALF_DEPTH = 46.0  # that of the weight sums over pixels
+_GPU_GRADIENT_APART_FACTOR = 1.6  # of the columns' time, of a stride above 2 that the kernel equals (DPT, PointPillars)
 _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR = 5.0e-6, 1.06
 # And of both in 16 bits, fitted to 84 contiguous ones, and to 26 pairs that share their columns, above all to those that no
 # method leads by far (19 % off in root mean square); by the rates of the forward 2048 -> 256 on 8 x 6 took 1.4 times as long.
@@ -225,6 +226,11 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
         rate = _GPU_GRADIENT_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
         half_depth, of_bytes = _GPU_GRADIENT_HALF_DEPTH, _GPU_GRADIENT_BYTES
         window, window_factor = _GPU_GRADIENT_WINDOW_SECONDS, _GPU_GRADIENT_WINDOW_FACTOR
+        if problem.batch > 1 and 1 < problem.in_pixels < _GPU_SMALL_MAP:
+            joined = 2.0 * size * problem.batch * problem.in_channels * problem.in_pixels / of_bytes
+            joined += 0.0 if weight else _GPU_JOINED_LAUNCHES * launch
+    if weight and problem.batch > 1 and problem.in_pixels >= _GPU_SMALL_MAP:
+        joined = launch + _partial_bytes(problem) / of_bytes
     product = 2.0 * columns * (depth if weight else depth + half_depth) / rate
     memory, moved = problem.bytes / of_bytes, _columns_seconds(problem)
     more = _innermost_seconds(problem, columns)
@@ -243,6 +249,14 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     return min(seconds, launches + window + in_windows)
 
 
+def _partial_bytes(problem: Problem) -> float:
+    """What is written and read of sums of samples, which columns are copied for where the weight is the larger."""
+    rows = problem.out_channels_per_group * problem.taps
+    if problem.in_pixels < 2 * rows:
+        return 0.0
+    return 2.0 * 4.0 * problem.batch * problem.in_channels * rows
+
+
 def _has_odd_rows(problem: Problem) -> bool:
     """Whether rows of 16-bit columns are not 16 bytes aligned."""
     return DTYPE_BYTES[problem.dtype] == 2 and problem.in_pixels % 8 != 0
@@ -252,7 +266,8 @@ def _columns_seconds(problem: Problem) -> float:
     """What the columns of a gradient take to be written, or to be read."""
     columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels * DTYPE_BYTES[problem.dtype]
     if DTYPE_BYTES[problem.dtype] != 2:
-        return columns / _GPU_GRADIENT_BYTES
+        apart = problem.kernel_size[2] == problem.stride[2] > 2
+        return columns / _GPU_GRADIENT_BYTES * (_GPU_GRADIENT_APART_FACTOR if apart else 1.0)
     seconds = columns / _GPU_HALF_GRADIENT_COLUMN_BYTES
     if _has_odd_rows(problem):
         seconds *= _GPU_HALF_GRADIENT_ODD_FACTOR

@@ -13,11 +13,11 @@ from . import cuda, fused_groups, fused_weight_last
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to tiles of layers on an H200.
+    """What predicts the microseconds of a call: fitted to every tile of 42 contiguous layers on an H200.
 
-    Where threads copy, to those of 48 layers (19 and 24 % off in root mean square, float32 and 16-bit values); where the copy
-    engine brings the operands in boxes, to all of 41 layers (11 %) and of 16 (14 %). They order tiles and are compared with other
-    methods; they are no rates of the device.
+    First near the fastest tile of a layer (11 % off in root mean square), then to the choice among all tiles and `gemm`: it takes
+    1.1 (16-bit values) and 0.8 % (float32) longer than with the fastest, 16 % at worst. They order tiles and are compared with
+    other methods; they are no rates of the device.
     """
 
     call: float
@@ -30,12 +30,13 @@ class _Rates(NamedTuple):
     packed: float = 0.0  # of a byte of an operand that is packed first
 
 
-_RATES = {4: _Rates(4.9, 1.6, 0.095, 0.423, 6.6e-4, 3.7e-7, 1.2e-6), 2: _Rates(8.3, 0.06, 0.89, 0.218, 2.9e-4, 3.5e-7, 1.0e-6)}
-# Of TF32 0.87 times what was fitted first, and a longer call: so the timings of 45 layers of a later run put it beside `gemm`
-# (the choice is 16 % behind at worst, 37 before). No run has confirmed the choice.
+_RATES = {
+    4: _Rates(4.9, 1.6, 0.095, 0.393, 6.83e-4, 3.7e-7, 1.2e-6),
+    2: _Rates(6.1, 0.06, 0.31, 0.295, 4.19e-4, 2.68e-7, 1.11e-6),
+}
 _BOX_RATES = {
-    4: _Rates(7.3, 0.0, 0.21, 0.188, 3.5e-4, 2.54e-7, 7.93e-7, 8.39e-7),
-    2: _Rates(3.84, 0.0, 0.487, 0.204, 3.41e-4, 3.62e-7, 1.19e-6, 1.14e-6),
+    4: _Rates(6.31, 0.0, 0.228, 0.22, 4.04e-4, 2.41e-7, 7.72e-7, 5.22e-7),
+    2: _Rates(6.72, 0.0, 0.54, 0.146, 3.08e-4, 2.53e-7, 7.3e-7, 6.67e-7),
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 

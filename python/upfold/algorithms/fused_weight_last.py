@@ -15,10 +15,9 @@ FIRST = 100
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to tiles of 45 layers on an H200, and where blocks store w to fewer.
+    """What predicts the microseconds of a call: fitted to tiles of 42 contiguous layers and 24 in channels_last (H200).
 
-    Of these, the best guess is 0.2 (float32, 22 layers) and 0.7 % (16-bit values, 29, most of them in both layouts) behind the
-    fastest tile in geometric mean; predictions near it are 8 and 25 % off in root mean square, mostly where channels are few.
+    In root mean square predictions are 11 % off near the fastest tile; in channels_last the best guess is 0.1 % behind.
     """
 
     call: float
@@ -40,11 +39,14 @@ class _Rates(NamedTuple):
 
 # Of float32 rounded to TF32, and of 16-bit values; `tiles` count from the first config of these.
 _RATES = (
-    _Rates(5.84, 1.71, 3.76, 232, 29.1, 23.9, 1.06, 0.0, 0.247, 0.055, 0.873, 2.46, 0.153, 2.35, (1.041, 0.944)),
-    _Rates(5.5, 2.75, 0.0, 120, 7.14, 84.9, 1.2, 0.5, 0.234, 0.126, 0.555, 2.9, 0.437, 2.1,
-           (0.79, 0.85, 1.1, 1.2, 1.15, 0.9, 0.95, 1.06)),
+    _Rates(5.24, 1.65, 4.48, 228, 24.8, 27.2, 1.0, 0.0, 0.252, 0.055, 0.776, 2.21, 0.146, 2.2, (0.975, 0.867)),
+    _Rates(3.49, 0.47, 0.0, 337, 5.73, 137, 1.32, 0.646, 0.342, 0.187, 0.4, 1.88, 0.326, 1.9,
+           (0.762, 0.924, 1.09, 1.5, 1.08, 1.1, 0.85, 0.82)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
+# Pixels of at most so many bytes of y are brought as rows of boxes one by one, which takes tiles so many times as long (64 -> 3
+# channels in 16 bits: 3.6 and 3.8).
+_NARROW_BYTES, _NARROW = 16, 3.5
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -71,6 +73,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
         tile *= rates.apart if cluster > 1 else 1.0
+        tile *= _NARROW if problem.out_channels_per_group * DTYPE_BYTES[problem.dtype] <= _NARROW_BYTES else 1.0
         waves = -(-blocks // multiprocessors) * launches
         time = waves * (rates.block + (length * tile + stored / cluster) / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory
