@@ -4,8 +4,9 @@
 //   conv                    columns = im2col(y);  x = w columns
 //   conv_transpose_weight   columns = im2col(y);  w = sum over samples and pixels of x columns^T
 //
-// Products are written for column-major cuBLAS: a matrix of channels whose pixels are dense is (pixels x channels) to it, and the
-// weight (in_channels, oc * taps) is (oc * taps x in_channels). Nothing here waits for the device or allocates on it.
+// Where channels are innermost throughout, all by rows of channels: columns = im2row(y). Products are written for column-major
+// cuBLAS: a matrix of channels whose pixels are dense is (pixels x channels) to it, and the weight (in_channels, oc * taps) is
+// (oc * taps x in_channels). Nothing here waits for the device or allocates on it.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "finish_rows.h"
 #include "gemm_moves.h"
 #include "gemm_plan.h"
+#include "im2row.h"
 #include "launch.cuh"
 #include "outer.h"
 #include "products.h"
@@ -67,6 +69,7 @@ class Call {
 
   void run() {
     if (plan_.to_result) return conv_transpose_whole();
+    if (plan_.by_rows) return run_by_rows();
     if (plan_.window.taps > 0) return run_windows();
     moves_.copy_weight();
     for (const GemmBlock& block : plan_.blocks) {
@@ -97,6 +100,20 @@ class Call {
     products_.multiply(sizes, w, x, {nullptr, sum_dtype(p_.dtype), false, columns, 0, rows}, this->columns(), false);
     finish_rows(launch_, p_, {p_.batch, columns, p_.y.n, innermost ? p_.out_channels : kernel_taps(p_), innermost},
                 this->columns(), operands_.bias, operands_.y);
+  }
+
+  // A pixel is a row of x, and of columns or y, whose order is the weight's.
+  void run_by_rows() {
+    const std::int64_t depth = p_.out_channels * kernel_taps(p_), pixels = p_.batch * in_pixels(p_), channels = p_.in_channels;
+    const PixelMatrix y = pixel_matrix(p_.y, p_.out_channels, p_.out_d, p_.out_h, p_.out_w);
+    if (!plan_.columns_are_y) im2row(launch_, p_, operands_.y, columns());
+    const bool adjoint = p_.op == Operator::kConv, of_weight = p_.op == Operator::kConvTransposeWeight;
+    const Matrix rows{columns(), p_.dtype, false, plan_.columns_are_y ? std::max(y.step, depth) : depth, 0, 0};
+    const Matrix w{operands_.w, p_.dtype, adjoint, std::max(p_.w.n, depth), 0, 0};
+    const Matrix x{operands_.x, p_.dtype, of_weight, std::max(x_.step, channels), 0, 0};
+    if (adjoint) return products_.multiply({channels, pixels, depth, 1, 1}, w, rows, x, operands_.x, false);
+    if (of_weight) return products_.multiply({depth, channels, pixels, 1, 1}, rows, x, w, operands_.w, false);
+    products_.multiply({depth, pixels, channels, 1, 1}, w, x, rows, operands_.y, false);
   }
 
   void conv_transpose(const GemmBlock& block) {

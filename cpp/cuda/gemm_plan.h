@@ -56,6 +56,8 @@ struct GemmPlan {
   Pixels pixels;
   Strides y;
   std::int64_t planes_at;
+  // Channels are innermost throughout, and columns rows of them (im2row.h), or the pixels of y; there are no blocks.
+  bool by_rows;
 };
 
 // `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap. `window`: without taps, none.

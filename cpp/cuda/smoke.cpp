@@ -246,6 +246,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   run_copy_rows(p.dtype, random, tally);
   run_channel_sums(p.dtype, random, tally);
   run_to_pixels(p.dtype, random, tally);
+  run_im2row(p, random, tally);
   for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
     p.op = op;
     const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;

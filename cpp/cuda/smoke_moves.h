@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "channel_sums.h"
+#include "im2row.h"
 #include "smoke_memory.h"
 #include "to_pixels.h"
 
@@ -91,6 +92,39 @@ void run_to_pixels(Dtype dtype, Random& random, Tally& tally) {
   ++tally.failures;
   std::printf("to_pixels of type %d: wrong values, or a guard band was written; %lld x %lld x %lld\n", int(dtype),
               (long long)samples, (long long)channels, (long long)pixels);
+}
+
+// Rows of channels of every tap, of a gradient whose channels are innermost, some of more.
+void run_im2row(Problem p, Random& random, Tally& tally) {
+  const std::int64_t more = pick(random, {0, 0, 8, 3}), step = p.out_channels + more, taps = kernel_taps(p);
+  p.op = Operator::kConv, p.groups = 1;
+  p.y = {p.out_d * p.out_h * p.out_w * step, 1, p.out_h * p.out_w * step, p.out_w * step, step};
+  if (!fits_im2row(p)) return;
+  const std::int64_t count = p.batch * out_pixels(p) * step, rows = p.batch * in_pixels(p) * taps * p.out_channels;
+  const std::vector<float> values = integers(random, count);
+  std::vector<float> expected(std::size_t(rows), 0.0f);
+  const Axis axes[] = {axis_d(p), axis_h(p), axis_w(p)};
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::int64_t rest = i / p.out_channels, at = i % p.out_channels, tap[3], in[3];
+    for (int axis = 2; axis >= 0; --axis) tap[axis] = rest % axes[axis].kernel, rest /= axes[axis].kernel;
+    for (int axis = 2; axis >= 0; --axis) in[axis] = rest % axes[axis].in, rest /= axes[axis].in;
+    const std::int64_t strides[] = {p.y.d, p.y.h, p.y.w};
+    bool inside = true;
+    for (int axis = 0; axis < 3; ++axis) {
+      const std::int64_t out = in[axis] * axes[axis].stride - axes[axis].pad + tap[axis] * axes[axis].dilation;
+      inside = inside && out >= 0 && out < axes[axis].out, at += out * strides[axis];
+    }
+    if (inside) expected[std::size_t(i)] = values[std::size_t(rest * p.y.n + at)];
+  }
+  Buffer from(count, p.dtype), to(rows, p.dtype);
+  from.upload(values);
+  im2row({0, 0}, p, from.data(), to.data());
+  check(cudaDeviceSynchronize(), "im2row");
+  ++tally.runs;
+  if (to.download() == expected && from.guards_hold() && to.guards_hold()) return;
+  ++tally.failures;
+  std::printf("im2row of type %d: wrong values, or a guard band was written; %lld x %lld channels, %lld apart, to %lld pixels\n",
+              int(p.dtype), (long long)p.batch, (long long)p.out_channels, (long long)step, (long long)in_pixels(p));
 }
 
 }  // namespace

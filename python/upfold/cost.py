@@ -9,7 +9,7 @@ import torch
 from . import native
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .algorithms.fused import vector_channels
-from .problem import DTYPE_BYTES, Operator, Problem
+from .problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
 
 # For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine, and
 # of fused the same with AVX2 alone, measured on 50 layers and three operators. They are no rates of that machine; only their
@@ -63,6 +63,10 @@ _GPU_HALF_GRADIENT_FLOPS = 800e12  # 877 fitted; with less the ways of a backwar
 _GPU_HALF_GRADIENT_HALF_DEPTH = 34.0
 _GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 12.2e-6, 2.84
 _GPU_HALF_GRADIENT_PIXEL_SECONDS = 3.2e-6  # more for maps of one pixel
+# Of rows of channels: of the cap, which cuBLAS shares; multiples of bytes that it wants; and times what columns would take, of TF32
+# and of 16 bits (24 layers each).
+_GPU_MOST_ROWS, _GPU_ROW_BYTES = 0.75, 8
+_GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 # Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
 # that the kernel equals. Of small maps samples are joined: parts of a launch, and bytes of an element of x.
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
@@ -160,6 +164,8 @@ def _gemm_on_gpu(problem: Problem) -> float:
     product = 2.0 * columns * depth / (rate * depth / (depth + half_depth))
     memory = problem.bytes / _GPU_BYTES
     more = _innermost_seconds(problem, columns)
+    if _by_rows(problem, columns):
+        return _GPU_LAUNCH_SECONDS + max(product, memory)
     if _has_one_tap(problem) and more > 0:  # x is turned, and its columns turned back
         return 3 * _GPU_LAUNCH_SECONDS + product + 3.0 * memory
     if _has_one_tap(problem) or (problem.in_pixels == 1 and not any(problem.padding)):  # its columns are y
@@ -234,8 +240,14 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     product = 2.0 * columns * (depth if weight else depth + half_depth) / rate
     memory, moved = problem.bytes / of_bytes, _columns_seconds(problem)
     more = _innermost_seconds(problem, columns)
+    by_rows = _by_rows(problem, columns)
     if _has_one_tap(problem):
-        return launch + max(product, memory) + more
+        in_rows = _GPU_HALF_ROWS_FACTOR if by_rows and size == 2 else 1.0
+        return in_rows * (launch + max(product, memory)) + (0.0 if by_rows else more)
+    if by_rows:
+        moved = columns * size / (_GPU_HALF_GRADIENT_COLUMN_BYTES if size == 2 else of_bytes)
+        in_rows = _GPU_HALF_ROWS_FACTOR if size == 2 else _GPU_ROWS_FACTOR if problem.allow_tf32 else 1.0
+        return in_rows * (2 * launch + memory + moved + max(product, moved))
     launches = 2 * launch + memory + joined + more + (0.0 if weight else _turning_seconds(problem))
     if _has_odd_rows(problem):
         product *= _GPU_HALF_GRADIENT_ODD_FACTOR
@@ -247,6 +259,21 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans / of_bytes
     in_windows = windows + moved / spans + max(window_factor * product, moved / spans)
     return min(seconds, launches + window + in_windows)
+
+
+def _by_rows(problem: Problem, columns: int) -> bool:
+    """Whether `gemm` multiplies rows of channels, where nothing is turned (cpp/cuda/gemm_ways.cpp).
+
+    So it does for gradients of the input, and where there is one tap and nothing is added.
+    """
+    adds = problem.has_bias or problem.activation != NO_ACTIVATION
+    plain = _has_one_tap(problem) and not any(problem.padding) and not adds
+    if not (plain or problem.operator is Operator.CONV) or problem.groups > 1 or problem.x_strides[1] != 1:
+        return False
+    innermost = problem.out_channels == 1 or (problem.y_strides[1] == 1 and (problem.taps == 1 or problem.w_strides[1] == 1))
+    rows = (problem.in_channels, problem.out_channels * problem.taps)
+    aligned = all(row * DTYPE_BYTES[problem.dtype] % _GPU_ROW_BYTES == 0 for row in rows)
+    return innermost and aligned and columns * DTYPE_BYTES[problem.dtype] < _GPU_MOST_ROWS * problem.workspace_cap
 
 
 def _partial_bytes(problem: Problem) -> float:

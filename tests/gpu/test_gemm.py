@@ -263,3 +263,23 @@ def test_the_scatter_add_is_never_chosen(device):
     x, _ = operands(device)
     layer = torch.nn.ConvTranspose2d(2048, 8, 4, 2, 1, device=device)
     assert upfold.explain(layer, x).plan.algorithm in ("gemm", "direct")
+
+
+def scratch_of_the_gradient(channels, kernel, stride, padding, size, dtype, device):
+    """What `gemm` holds for the gradient of an input, channels innermost throughout, and bytes of all its taps' channels."""
+    grad_size = (size - 1) * stride - 2 * padding + kernel
+    w = innermost(torch.zeros(16, channels, kernel, kernel, dtype=dtype, device=device))
+    grad = innermost(torch.zeros(2, channels, grad_size, grad_size, dtype=dtype, device=device))
+    arguments = ((stride, stride), (padding, padding), (0, 0), 1, (1, 1))
+    problem = execute.describe_conv(grad, w, (size, size), arguments)[0]
+    assert problem.x_strides[1] == 1
+    return GEMM.workspace_bytes(problem, 0, device), 2 * size * size * channels * kernel * kernel * grad.element_size()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(("channels", "kernel", "stride", "padding"), [(3, 4, 2, 1), (24, 3, 1, 1), (8, 5, 3, 0)])
+def test_an_innermost_gradient_holds_rows_of_channels_alone(channels, kernel, stride, padding, dtype, device):
+    """Neither it nor the weight is turned; of one tap there are no rows either, and what is left is cuBLAS's."""
+    of_cublas, _ = scratch_of_the_gradient(8, 1, 1, 0, 6, dtype, device)
+    held, rows = scratch_of_the_gradient(channels, kernel, stride, padding, 6, dtype, device)
+    assert held == of_cublas + -(-rows // 256) * 256
