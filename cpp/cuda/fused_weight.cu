@@ -74,7 +74,7 @@ FusedWeightWork FusedWeightCall::work() const {
           0};
 }
 
-bool FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums; }
+std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.parts : 0; }
 
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
   require(plan_ != nullptr, "config = ", config_, "; it does not fit this problem");

@@ -30,8 +30,9 @@ class FusedWeightCall {
   FusedWeightCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap);
   std::int64_t workspace_bytes() const;  // -1: the choice does not run this problem under this cap
   FusedWeightWork work() const;
-  // Whether a run that names a bias writes its gradient there too: the channels of y, which it reads once, are summed on the way.
-  bool sums() const;
+  // Where not 0, a run that names a bias writes its gradient there too: the channels of y, which it reads once, are summed on the
+  // way, in so many parts.
+  std::int64_t sums() const;
   void run(const FusedOperands& operands, std::uintptr_t stream) const;
 
  private:

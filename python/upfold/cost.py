@@ -63,8 +63,8 @@ _GPU_HALF_GRADIENT_FLOPS = 800e12  # 877 fitted; with less the ways of a backwar
 _GPU_HALF_GRADIENT_HALF_DEPTH = 34.0
 _GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 12.2e-6, 2.84
 _GPU_HALF_GRADIENT_PIXEL_SECONDS = 3.2e-6  # more for maps of one pixel
-# Of rows of channels: of the cap, which cuBLAS shares; multiples of bytes that it wants; and times what columns would take, of TF32
-# and of 16 bits (24 layers each).
+# Of rows of channels: of the cap, which cuBLAS shares; multiples of bytes that it wants; and times what columns would take, of
+# TF32 and of 16 bits (24 layers each).
 _GPU_MOST_ROWS, _GPU_ROW_BYTES = 0.75, 8
 _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 # Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
@@ -72,6 +72,7 @@ _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
 _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
+_GPU_SUMS_PART_SECONDS = 0.32e-6  # of a part of such sums, which are added one after another: of 384 parts 123 us
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -313,6 +314,11 @@ def channel_sums_seconds(problem: Problem) -> float:
     """What the sums over y's channels take on a GPU in a pass of their own: 34 us of 134 MB (H200)."""
     bytes_of_y = problem.batch * problem.out_channels * problem.out_pixels * DTYPE_BYTES[problem.dtype]
     return _GPU_LAUNCH_SECONDS + bytes_of_y / _GPU_SUMS_BYTES
+
+
+def added_sums_seconds(parts: int) -> float:
+    """What sums over y's channels that are made in parts, in the pass of another operator, take to be added up on a GPU."""
+    return _GPU_SUMS_PART_SECONDS * parts
 
 
 def _direct_on_gpu(problem: Problem) -> float:

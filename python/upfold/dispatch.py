@@ -16,7 +16,7 @@ import torch
 
 from . import plans
 from .algorithms import REGISTRY, Algorithm
-from .cost import channel_sums_seconds, predicted_seconds, shared_columns_seconds
+from .cost import added_sums_seconds, channel_sums_seconds, predicted_seconds, shared_columns_seconds
 from .geometry import InvalidArgument
 from .problem import DTYPE_BYTES, Operator, Problem
 
@@ -290,10 +290,15 @@ def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, floa
 
 
 # A copy of a gradient with its channels innermost: seconds beside its bytes, which are read and written, and their rate (H200).
-_TURN_SECONDS, _TURN_BYTES = 4e-6, 3.4e12
-# Predictions of pairs of operators are compared, and sharing columns takes less than what is said: so the ways of 35 layers in 16
-# bits and of 29 in TF32 are 0.7 and 1.2 % behind the fastest ones (H200).
-_SHARE_FACTOR = 0.91
+_TURN_SECONDS, _TURN_BYTES = 3e-6, 3.4e12
+# Predictions of pairs of operators are compared: turning takes more than what is said, and sharing columns less. So the ways of
+# 35 layers in 16 bits and of 29 in TF32 are each 0.7 % behind the fastest ones (H200).
+_TURN_FACTOR, _SHARE_FACTOR = 1.05, 0.91
+
+
+def sums_in_its_pass(problem: Problem, parts: int, asked: bool = False) -> bool:
+    """Whether y's channels are summed in the pass of the weight's gradient, of so many parts: soonest so, or asked for."""
+    return parts > 0 and (asked or added_sums_seconds(parts) < channel_sums_seconds(problem))
 
 
 def way_of_backward(
@@ -320,14 +325,14 @@ def way_of_backward(
     ways = {"apart": sum(min(cost.values()) for cost in costs)}
     p = apart[0]
     weight = plan(apart[1], device) if with_bias else None
-    in_its_pass = weight is not None and REGISTRY[weight.algorithm].sums_channels(apart[1], weight.config, device)
-    beside = channel_sums_seconds(p) if in_its_pass else 0.0
+    parts = 0 if weight is None else REGISTRY[weight.algorithm].sums_channels(apart[1], weight.config, device)
+    beside = channel_sums_seconds(p) - added_sums_seconds(parts) if sums_in_its_pass(p, parts) else 0.0
     if turned is not None:
         copied = 2 * p.batch * p.out_channels * p.out_pixels * DTYPE_BYTES[p.dtype]
         of_copy = [_predictions(problem, device)[0] for problem in turned]
         if all(of_copy):
             seconds = sum(min(cost.values()) for cost in of_copy)
-            ways["turned"] = seconds + _TURN_SECONDS + copied / _TURN_BYTES + beside
+            ways["turned"] = _TURN_FACTOR * (seconds + _TURN_SECONDS + copied / _TURN_BYTES) + beside
     if can_share and all("gemm" in cost for cost in costs):
         seconds = sum(cost["gemm"] for cost in costs) - shared_columns_seconds(p)
         ways["shared"] = _SHARE_FACTOR * seconds + beside

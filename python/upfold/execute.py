@@ -13,7 +13,7 @@ import torch
 from . import layout
 from .algorithms import REGISTRY, Algorithm, Packing, Tensors
 from .crop import cropped_padding
-from .dispatch import current, plan, workspace_cap
+from .dispatch import current, plan, sums_in_its_pass, workspace_cap
 from .geometry import (
     Edges,
     IntOrInts,
@@ -58,7 +58,7 @@ class Launch:
         self.elements = (-(-chosen.workspace_bytes // DTYPE_BYTES[problem.dtype]),)
         self.index = device.index if device.type == "cuda" else None
         self.enqueue = None if self.empty else self.algorithm.prepare(problem, self.config, device)
-        self.sums = self.algorithm.sums_channels(problem, self.config, device)
+        self.sums = sums_in_its_pass(problem, self.algorithm.sums_channels(problem, self.config, device), algorithm is not None)
         self.packing: Packing | str | None = None  # asked for when first needed (`frozen.py`)
 
     def run(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:

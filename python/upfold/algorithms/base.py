@@ -61,8 +61,8 @@ class Algorithm(Protocol):
     def packing(self, problem: Problem, config: int, device: torch.device) -> Packing | str:
         """How a transposed convolution's weight can be packed apart from the calls, or why nothing of it is worth keeping."""
 
-    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
-        """Whether the gradient of the weight, where a call names a bias, writes its gradient there: y's channels, summed."""
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> int:
+        """In how many parts the gradient of the weight sums y's channels, the gradient of a bias that a call names; 0: not."""
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Compute into the operand that the operator writes. `stream` is the CUDA stream's handle, 0 on a CPU."""

@@ -42,9 +42,9 @@ class Direct:
         """Nothing is packed apart from the calls."""
         return "it reads the weight as it lies, or lays it out in the call itself"
 
-    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> int:
         """It sums products alone."""
-        return False
+        return 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Run the kernel of `problem.operator`."""

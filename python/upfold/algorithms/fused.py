@@ -193,10 +193,10 @@ class Fused:
         layout, left = tuple(call.packing), call.workspace_bytes - call.packed_bytes
         return Packing(layout, call.packed_bytes, left, call.pack, call.enqueue)
 
-    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> int:
         """Tiles of the gradient of the weight that read every element of y once, of 16-bit values on a GPU."""
         weight = problem.operator is Operator.CONV_TRANSPOSE_WEIGHT and device.type == "cuda"
-        return weight and fused_weight.sums_channels(problem, config, cuda.index(device))
+        return fused_weight.sums_channels(problem, config, cuda.index(device)) if weight else 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the packing and the kernel."""

@@ -84,9 +84,9 @@ def workspace_bytes(problem: Problem, config: int, device: int) -> int:
     return needed
 
 
-def sums_channels(problem: Problem, config: int, device: int) -> bool:
-    """Whether a tile sums y's channels on the way: the gradient of the bias."""
-    return config < fused_weight_last.FIRST and bool(call(problem, config, device).sums)
+def sums_channels(problem: Problem, config: int, device: int) -> int:
+    """In how many parts a tile sums y's channels on the way, the gradient of the bias; 0: it does not."""
+    return int(call(problem, config, device).sums) if config < fused_weight_last.FIRST else 0
 
 
 def predicted_seconds(problem: Problem, device: int) -> float:

@@ -39,14 +39,15 @@ class _Rates(NamedTuple):
 
 # Of float32 rounded to TF32, and of 16-bit values; `tiles` count from the first config of these.
 _RATES = (
-    _Rates(5.24, 1.65, 4.48, 228, 24.8, 27.2, 1.0, 0.0, 0.252, 0.055, 0.776, 2.21, 0.146, 2.2, (0.975, 0.867)),
+    _Rates(5.24, 1.65, 4.48, 228, 24.8, 27.2, 1.0, 0.0, 0.252, 0.055, 0.776, 2.21, 0.146, 2.2, (0.975, 0.89)),
     _Rates(3.49, 0.47, 0.0, 337, 5.73, 137, 1.32, 0.646, 0.342, 0.187, 0.4, 1.88, 0.326, 1.9,
-           (0.762, 0.924, 1.09, 1.5, 1.08, 1.1, 0.85, 0.82)),
+           (0.762, 0.924, 1.09, 1.5, 1.08, 1.1, 0.85, 0.85)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
 # Pixels of at most so many bytes of y are brought as rows of boxes one by one, which takes tiles so many times as long (64 -> 3
 # channels in 16 bits: 3.6 and 3.8).
 _NARROW_BYTES, _NARROW = 16, 3.5
+_GROUPS = 1.3  # times as long in groups (the first seed, 4 and 8 channels of each: 1.2 and 1.3)
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -74,6 +75,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
         tile *= rates.apart if cluster > 1 else 1.0
         tile *= _NARROW if problem.out_channels_per_group * DTYPE_BYTES[problem.dtype] <= _NARROW_BYTES else 1.0
+        tile *= _GROUPS if problem.groups > 1 else 1.0
         waves = -(-blocks // multiprocessors) * launches
         time = waves * (rates.block + (length * tile + stored / cluster) / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory

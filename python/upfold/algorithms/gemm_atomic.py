@@ -41,9 +41,9 @@ class GemmAtomic:
         """Nothing is packed apart from the calls."""
         return "its product takes the weight as it lies, or turned in the call itself"
 
-    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> int:
         """It sums products alone."""
-        return False
+        return 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Enqueue the products and the scatter-adds."""

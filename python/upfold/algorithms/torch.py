@@ -57,9 +57,9 @@ class Torch:
         """Nothing is packed apart from the calls."""
         return "torch's own operator takes the weight as it lies"
 
-    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> bool:
+    def sums_channels(self, problem: Problem, config: int, device: torch.device) -> int:
         """It sums products alone."""
-        return False
+        return 0
 
     def run(self, problem: Problem, tensors: Tensors, config: int, workspace: torch.Tensor | None, stream: int) -> None:
         """Call torch and copy its result into the operand that the operator writes."""
