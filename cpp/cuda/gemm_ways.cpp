@@ -25,9 +25,10 @@ Pixels pixels_of(const Problem& p) {
   return innermost && fits_planes(pixels) ? pixels : Pixels{};
 }
 
-// Whether samples follow one another as pixels do, channels innermost.
-bool is_one_matrix(const PixelMatrix& m, std::int64_t samples, std::int64_t pixels) {
-  return m.regular && m.channels_fastest && (samples == 1 || m.sample == pixels * m.step);
+// Whether samples follow one another as pixels do, channels innermost, and none lies on another.
+bool is_one_matrix(const PixelMatrix& m, std::int64_t channels, std::int64_t samples, std::int64_t pixels) {
+  const bool follow = (samples == 1 || m.sample == pixels * m.step) && (samples * pixels == 1 || m.step >= channels);
+  return m.regular && m.channels_fastest && follow;
 }
 
 // One tap of stride 1 without padding, whose rows are the pixels of y.
@@ -35,14 +36,15 @@ bool y_is_rows(const Problem& p) {
   for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
     if (a.kernel != 1 || a.stride != 1 || a.pad != 0 || a.out != a.in) return false;
   }
-  return is_one_matrix(pixel_matrix(p.y, p.out_channels, p.out_d, p.out_h, p.out_w), p.batch, out_pixels(p));
+  const PixelMatrix y = pixel_matrix(p.y, p.out_channels, p.out_d, p.out_h, p.out_w);
+  return is_one_matrix(y, p.out_channels, p.batch, out_pixels(p));
 }
 
 // Rows of channels, with the weight and x as they lie: not possible where any of them lies otherwise.
 GemmPlan plan_rows(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
   GemmPlan plan{};
   const PixelMatrix x = pixel_matrix(p.x, p.in_channels, p.in_d, p.in_h, p.in_w);
-  const bool innermost = weight_is_tap_matrix(p) && fits_im2row(p) && is_one_matrix(x, p.batch, in_pixels(p));
+  const bool innermost = weight_is_tap_matrix(p) && fits_im2row(p) && is_one_matrix(x, p.in_channels, p.batch, in_pixels(p));
   const bool adds = options.atomic || options.has_bias || p.activation != Activation::kNone || options.given_columns;
   if (!innermost || adds || (p.op == Operator::kConvTranspose && !y_is_rows(p))) return plan;
   plan.by_rows = true, plan.columns_are_y = y_is_rows(p), plan.column_dtype = p.dtype;
