@@ -8,6 +8,7 @@
 #include "../cpp/cuda/copy_planes.h"
 #include "../cpp/cuda/cublas.h"
 #include "../cpp/cuda/gemm_weight.h"
+#include "../cpp/cuda/im2row.h"
 #include "../cpp/cuda/sum_parts.h"
 
 namespace upfold::cuda {
@@ -41,6 +42,17 @@ void each_column(const Problem& p, const ColumnBlock& b, const Visit& visit) {
 template <typename T>
 void read_columns(const Problem& p, const ColumnBlock& block, const T* y, T* columns) {
   each_column(p, block, [&](Index at, bool inside, Index from) { columns[at] = inside ? y[from] : T(0); });
+}
+template <typename T>
+void read_rows(const Problem& p, const T* y, T* rows) {
+  const Index width = kernel_taps(p) * p.out_channels, pixels = in_pixels(p);
+  ColumnBlock all{};
+  all.n = {0, p.batch}, all.oc = {0, p.out_channels}, all.sample_stride = width * pixels, all.row_stride = pixels;
+  all.in_d = {0, p.in_d}, all.in_h = {0, p.in_h}, all.in_w = {0, p.in_w};
+  each_column(p, all, [&](Index at, bool inside, Index from) {
+    const Index pixel = at / (width * pixels) * pixels + at % pixels, row = at / pixels % width, taps = kernel_taps(p);
+    rows[pixel * width + row % taps * p.out_channels + row / taps] = inside ? y[from] : T(0);
+  });
 }
 template <typename T>
 void sum_columns(const Problem& p, const ColumnBlock& block, const T* columns, T* y) {
@@ -107,6 +119,10 @@ const Cublas& cublas() {
 void im2col(const Launch&, const Problem& p, const ColumnBlock& block, Dtype dtype, const void* y, void* columns) {
   if (dtype == Dtype::kFloat64) return read_columns(p, block, static_cast<const double*>(y), static_cast<double*>(columns));
   read_columns(p, block, static_cast<const float*>(y), static_cast<float*>(columns));
+}
+void im2row(const Launch&, const Problem& p, const void* y, void* rows) {
+  if (p.dtype == Dtype::kFloat64) return read_rows(p, static_cast<const double*>(y), static_cast<double*>(rows));
+  read_rows(p, static_cast<const float*>(y), static_cast<float*>(rows));
 }
 void col2im(const Launch&, const Problem& p, const ColumnBlock& block, Dtype dtype, const void* columns, const void*, void* y) {
   if (dtype == Dtype::kFloat64) return sum_columns(p, block, static_cast<const double*>(columns), static_cast<double*>(y));

@@ -143,6 +143,51 @@ def compute_pairs(torch: Any, gflop: float) -> int:
     return computed
 
 
+def compute_rows(torch: Any, gflop: float) -> int:
+    """What is a product of rows of channels, of small cases, against torch in float64; how many operators there were."""
+    from dataclasses import replace
+    from math import prod
+
+    from upfold import cases, cost, execute, modes
+    from upfold.algorithms import cuda
+
+    last, guard, computed, options = {4: torch.channels_last, 5: torch.channels_last_3d}, 64, 0, cuda.module().GemmOptions
+    for case, dtype in itertools.product(cases.CASES, (torch.float32, torch.float64)):
+        case = case.scaled(gflop)
+        x, w, _ = case.tensors(dtype)
+        g = torch.randn(case.batch, case.out_channels, *case.out_size, dtype=dtype)
+        if x.dim() not in last or case.in_channels == 1 or g.numel() > 1 << 20:
+            continue
+        x, w, g = (t.contiguous(memory_format=last[x.dim()]) for t in (x, w, g))
+        arguments, tf32 = modes.positional(case.geometry), dtype == torch.float32
+        leaves = [t.double().requires_grad_() for t in (x, w)]
+        y = getattr(torch.nn.functional, f"conv_transpose{case.ndim}d")(*leaves, None, *arguments)
+        of_conv = execute.describe_conv(g, w, tuple(case.in_size), arguments)
+        of_weight = execute.describe_conv_transpose_weight(x, g, tuple(case.kernel_size), arguments)
+        wanted = (y, *torch.autograd.grad(y, leaves, g.double()))
+        for place, (problem, result) in zip((2, 0, 1), ((execute.describe(x, w, None, arguments), g), of_conv, of_weight)):
+            problem = replace(problem, allow_tf32=tf32)
+            columns = case.batch * case.out_channels * prod(case.kernel_size) * prod(case.in_size)
+            if not cost.by_rows(problem, columns):
+                continue
+            chosen = options(
+                workspace_cap=MEGABYTES[0] << 20, chunk_bytes=0, allow_tf32=tf32, atomic=False, has_bias=False, form=0
+            )
+            call = cuda.module().GemmCall(0, problem.cuda, chosen)
+            room = torch.full((call.workspace_bytes // 4 + 2 * guard,), math.nan)
+            operands, got = [x, w, g], torch.full_like(result, math.nan, device="cpu")
+            operands[place] = got
+            call.run(operands[0].data_ptr(), operands[1].data_ptr(), 0, operands[2].data_ptr(), room[guard:].data_ptr(), 0)
+            want = wanted[(1, 2, 0)[place]].detach()
+            allowed = (1e-4 if tf32 else 1e-11) * max(1.0, float(want.abs().max()))
+            assert (got - want).abs().max() <= allowed, (case.name, dtype, problem.operator)
+            assert room[:guard].isnan().all(), (case.name, dtype)
+            assert room[-guard:].isnan().all(), (case.name, dtype)
+            computed += 1
+    assert computed > len(cases.CASES)
+    return computed
+
+
 def check(torch: Any) -> tuple[int, int]:
     """Ask every algorithm for its plans and predictions; the numbers of problems and plans."""
     from dataclasses import replace
@@ -192,6 +237,7 @@ def main() -> int:
     shared = check_pairs(torch)
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
+    print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")
     return 0
 
 

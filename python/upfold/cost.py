@@ -165,7 +165,7 @@ def _gemm_on_gpu(problem: Problem) -> float:
     product = 2.0 * columns * depth / (rate * depth / (depth + half_depth))
     memory = problem.bytes / _GPU_BYTES
     more = _innermost_seconds(problem, columns)
-    if _by_rows(problem, columns):
+    if by_rows(problem, columns):
         return _GPU_LAUNCH_SECONDS + max(product, memory)
     if _has_one_tap(problem) and more > 0:  # x is turned, and its columns turned back
         return 3 * _GPU_LAUNCH_SECONDS + product + 3.0 * memory
@@ -241,11 +241,11 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     product = 2.0 * columns * (depth if weight else depth + half_depth) / rate
     memory, moved = problem.bytes / of_bytes, _columns_seconds(problem)
     more = _innermost_seconds(problem, columns)
-    by_rows = _by_rows(problem, columns)
+    in_order = by_rows(problem, columns)
     if _has_one_tap(problem):
-        in_rows = _GPU_HALF_ROWS_FACTOR if by_rows and size == 2 else 1.0
-        return in_rows * (launch + max(product, memory)) + (0.0 if by_rows else more)
-    if by_rows:
+        in_rows = _GPU_HALF_ROWS_FACTOR if in_order and size == 2 else 1.0
+        return in_rows * (launch + max(product, memory)) + (0.0 if in_order else more)
+    if in_order:
         moved = columns * size / (_GPU_HALF_GRADIENT_COLUMN_BYTES if size == 2 else of_bytes)
         in_rows = _GPU_HALF_ROWS_FACTOR if size == 2 else _GPU_ROWS_FACTOR if problem.allow_tf32 else 1.0
         return in_rows * (2 * launch + memory + moved + max(product, moved))
@@ -262,7 +262,7 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     return min(seconds, launches + window + in_windows)
 
 
-def _by_rows(problem: Problem, columns: int) -> bool:
+def by_rows(problem: Problem, columns: int) -> bool:
     """Whether `gemm` multiplies rows of channels, where nothing is turned (cpp/cuda/gemm_ways.cpp).
 
     So it does for gradients of the input, and where there is one tap and nothing is added.
