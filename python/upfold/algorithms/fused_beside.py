@@ -48,7 +48,7 @@ def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict
     half = DTYPE_BYTES[problem.dtype] == 2
     if problem.operator is Operator.CONV:
         times = _GRADIENT[half][problem.x_strides[1] == 1]
-        if half and problem.y_strides[1] == 1 != problem.x_strides[1]:
+        if half and problem.y_strides[1] == 1 and problem.x_strides[1] != 1:
             times = _TURNED
     else:
         layout = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
