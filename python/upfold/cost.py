@@ -64,7 +64,7 @@ _GPU_HALF_GRADIENT_HALF_DEPTH = 34.0
 _GPU_HALF_GRADIENT_WINDOW_SECONDS, _GPU_HALF_GRADIENT_WINDOW_FACTOR = 12.2e-6, 2.84
 _GPU_HALF_GRADIENT_PIXEL_SECONDS = 3.2e-6  # more for maps of one pixel
 # Of rows of channels: of the cap, which cuBLAS shares; multiples of bytes that it wants; and times what columns would take, of
-# TF32 and of 16 bits (24 layers each).
+# TF32 and of 16 bits (21 and 24 layers).
 _GPU_MOST_ROWS, _GPU_ROW_BYTES = 0.75, 8
 _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 # Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
@@ -72,7 +72,8 @@ _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
 _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
-_GPU_SUMS_PART_SECONDS = 0.32e-6  # of a part of such sums, which are added one after another: of 384 parts 123 us
+# Of a part of such sums, which are added one after another: what two steps took more than their operators apart, by parts.
+_GPU_SUMS_PART_SECONDS = 0.32e-6
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second

@@ -292,7 +292,7 @@ def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, floa
 # A copy of a gradient with its channels innermost: seconds beside its bytes, which are read and written, and their rate (H200).
 _TURN_SECONDS, _TURN_BYTES = 3e-6, 3.4e12
 # Predictions of pairs of operators are compared: turning takes more than what is said, and sharing columns less. So the ways of
-# 35 layers in 16 bits and of 29 in TF32 are each 0.7 % behind the fastest ones (H200).
+# 35 layers in 16 bits and of 29 in TF32 are 0.7 % behind the fastest ones, by the timings that this was fitted to (H200).
 _TURN_FACTOR, _SHARE_FACTOR = 1.05, 0.91
 
 

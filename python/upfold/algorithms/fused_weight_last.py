@@ -44,10 +44,10 @@ _RATES = (
            (0.762, 0.924, 1.09, 1.5, 1.08, 1.1, 0.85, 0.85)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
-# Pixels of at most so many bytes of y are brought as rows of boxes one by one, which takes tiles so many times as long (64 -> 3
-# channels in 16 bits: 3.6 and 3.8).
+# Pixels of at most so many bytes of y are brought as rows of boxes one by one, which takes tiles so many times as long (by two
+# layers of 3 channels in 16 bits).
 _NARROW_BYTES, _NARROW = 16, 3.5
-_GROUPS = 1.3  # times as long in groups (the first seed, 4 and 8 channels of each: 1.2 and 1.3)
+_GROUPS = 1.3  # times as long in groups (the first seed, 8 and 16 channels of each: 1.2 and 1.3)
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
