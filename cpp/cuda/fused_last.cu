@@ -45,6 +45,12 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastTransposingTile<__VA_ARGS__>>(),
                         UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastExact<LastTile<__VA_ARGS__>>>(),
+                            UPFOLD_LAST_EXACT_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastExact<LastTurnedTile<__VA_ARGS__>>>(),
+                                UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
 
@@ -75,6 +81,10 @@ std::vector<FusedLastTile> fused_last_tiles() {
 bool fused_last_fits(int device, const Problem& p, int config, std::int64_t alignment) {
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op == Operator::kConvTransposeWeight || !multiplied || config < 0 || config >= kLastTileCount) return false;
+  // Of activations those that the kernels compute in full too: others they have only as exact as TF32 needs.
+  const bool plain =
+      p.activation == Activation::kNone || p.activation == Activation::kRelu || p.activation == Activation::kLeakyRelu;
+  if (kLastTiles[config].exact && (p.dtype != Dtype::kFloat32 || !plain)) return false;
   const std::int64_t in = in_channels_per_group(p), out = out_channels_per_group(p);
   const bool forward = p.op == Operator::kConvTranspose;
   if ((forward ? in : out) < kLeastLastSources || (forward ? out : in) < kLeastLastResults) return false;

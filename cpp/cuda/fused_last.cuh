@@ -70,7 +70,7 @@ struct LastTileBase {
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
-  static constexpr bool kInTurn = false;
+  static constexpr bool kInTurn = false, kExact = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -122,6 +122,16 @@ struct LastTurnedTile : LastTileBase<kM, kSub8, kPhases, kBlocks, kVectors> {
   static_assert(kM * kSub8 <= 32, "a lane finds the row of each eight positions");
 };
 
+// Of float32 in full: a value of the source or of the weights is two of TF32, and of their products all but that of the two small
+// ones are added. A chunk is so many channels' large parts and then their small ones; the sums of its products begin anew, as
+// warpgroups round what they add more coarsely than float32 does, and are added to those of the tile by themselves.
+template <typename Tile>
+struct LastExact : Tile {
+  static constexpr bool kExact = true;
+  static_assert(Tile::kVectors == 8, "of a chunk one half are large parts");
+};
+constexpr int kExactChannels = 16;  // of a chunk
+
 // Tiles of two phases whose pairs are of one and the other in turn (LastJob::in_turn) have kernels of their own.
 template <typename Tile>
 struct LastInTurn : Tile {
@@ -129,7 +139,7 @@ struct LastInTurn : Tile {
 };
 template <typename Tile>
 constexpr bool kHasInTurn = (Tile::kTurned || Tile::kAlternates) && Tile::kPhases == 2 && Tile::kWarpgroups == 2 &&
-                            !Tile::kFromPlanes && !Tile::kTransposes && !Tile::kWhole && !Tile::kInTurn;
+                            !Tile::kFromPlanes && !Tile::kTransposes && !Tile::kWhole && !Tile::kInTurn && !Tile::kExact;
 
 // How the weights lie that are multiplied: packed; or as they came, output channels innermost, which are those of the result (the
 // forward) or those that are reduced (the gradient of the input).

@@ -65,6 +65,8 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       this->multiply_rows(sums, place, own, at);
     } else if constexpr (Tile::kFromPlanes || Tile::kWhole) {
       this->template multiply_whole<kBegins>(sums, place, at);
+    } else if constexpr (Tile::kExact) {
+      this->multiply_exact(sums, place, at);
     } else if constexpr (Tile::kInTurn) {
       this->multiply_in_turn(sums, place, at);
     } else {

@@ -60,7 +60,19 @@ constexpr int kFirstTurned = 9;
   DO(35, Value, 4, 4, 1, 4)                      \
   DO(36, Value, 2, 8, 2, 8)                      \
   DO(37, Value, 4, 4, 2, 8)
-constexpr int kFirstAlternating = 18, kFirstTransposing = 35;
+// And those of float32 in full, of the first and of the second kind.
+#define UPFOLD_LAST_EXACT_TILES(DO, Value) \
+  DO(38, Value, 1, 16, 1, 1, 8)            \
+  DO(39, Value, 2, 8, 1, 1, 8)             \
+  DO(40, Value, 1, 8, 2, 1, 8)             \
+  DO(41, Value, 1, 8, 4, 1, 8)             \
+  DO(42, Value, 1, 8, 1, 2, 8)
+#define UPFOLD_LAST_EXACT_TURNED_TILES(DO, Value) \
+  DO(43, Value, 1, 16, 1, 1, 8, true)             \
+  DO(44, Value, 2, 8, 1, 1, 8, false)             \
+  DO(45, Value, 1, 8, 2, 1, 8, true)              \
+  DO(46, Value, 1, 8, 4, 1, 8, true)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstExact = 38;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -101,6 +113,14 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35;
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<1, 16, 2, 1, 8, true>) \
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<2, 8, 2, 1, 8, true>)  \
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastTurnedTile<1, 8, 2, 2, 8, false>)
+#define UPFOLD_INSTANTIATE_LAST_EXACT_KERNEL(index, Value, ...)                              \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastExact<LastTile<__VA_ARGS__>>) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastExact<LastTile<__VA_ARGS__>>)
+#define UPFOLD_INSTANTIATE_LAST_EXACT_TURNED_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastExact<LastTurnedTile<__VA_ARGS__>>)
+#define UPFOLD_INSTANTIATE_LAST_EXACT(Value)                           \
+  UPFOLD_LAST_EXACT_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_KERNEL, Value) \
+  UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_TURNED_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
   UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
   template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);           \
@@ -199,6 +219,7 @@ void run_last_alternating(const Launch& launch, const LastPlan& plan, int config
 template <typename Value>
 void run_last_transposing(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
                           const LastOperands& operands);
+void run_last_exact(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 
@@ -224,6 +245,12 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+    if constexpr (sizeof(Value) == 4) {
+      if (config >= kFirstExact) {
+        run_last_exact(launch, plan, config, part, own);
+        continue;
+      }
+    }
     if (config >= kFirstAlternating) {
       if (!job.loose) {
         BoxTensor result = plan.result;  // of this launch's samples

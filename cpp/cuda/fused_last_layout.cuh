@@ -46,11 +46,16 @@ class LastLayout {
   std::int64_t source_channels() const { return forward_ ? in_channels_per_group(p_) : out_channels_per_group(p_); }
   std::int64_t result_channels() const { return forward_ ? out_channels_per_group(p_) : in_channels_per_group(p_); }
   std::int64_t chunk() const { return chunk_bytes_ / element_; }
+  // Values of a pixel of the source in a group, as products read them.
+  std::int64_t source_values() const {
+    const std::int64_t channels = source_channels();
+    return tile_.exact ? ceil_div(channels, std::int64_t(kExactChannels)) * kExactChannels * 2 : channels;
+  }
 
   // Whether boxes can be described of the source as it lies. Axes on which elements repeat are packed.
   bool lies_in_boxes() const {
     const Strides& s = source_strides();
-    if (s.c != 1 || !aligned_) return false;
+    if (s.c != 1 || !aligned_ || tile_.exact) return false;
     const std::int64_t strides[] = {s.n, s.d, s.h, s.w}, sizes[] = {p_.batch, source_size_[0], source_size_[1], source_size_[2]};
     for (int i = 0; i < 4; ++i) {
       if (strides[i] < (sizes[i] > 1 ? 1 : 0) || strides[i] * element_ % 16 != 0) return false;
@@ -65,7 +70,7 @@ class LastLayout {
     const Axis &d = axes_[0], &h = axes_[1], &w = axes_[2];
     if (forward_ || d.out != 1 || d.stride != 1 || d.kernel != 1 || d.pad != 0 || (h.stride == 1 && w.stride == 1)) return false;
     const bool dense = !lies_in_boxes() || source_strides().w == source_channels() * p_.groups;
-    return dense && source_channels() % chunk() == 0 && h.out % h.stride == 0 && w.out % w.stride == 0;
+    return dense && source_values() % chunk() == 0 && h.out % h.stride == 0 && w.out % w.stride == 0;
   }
 
   // Whether positions are counted through a plane, whose rows follow one another in the result: rows of the packed source are as
@@ -100,7 +105,7 @@ class LastLayout {
       if (result_strides().w != 1 || result_strides().c == 1 || step > kMostTurnedStep) return false;
     }
     // Chunks end with their group: a NaN of the next one would meet zeros.
-    return p_.groups == 1 || source_channels() % chunk() == 0;
+    return p_.groups == 1 || source_channels() % (tile_.exact ? kExactChannels : chunk()) == 0;
   }
 
   // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a

@@ -66,6 +66,31 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     }
   }
 
+  // Of an exact tile: those of a chunk, whose large parts are the first half of its vectors. They begin with the small ones.
+  using Part = float[Tile::kM][Tile::kSub8][4];
+  static __device__ __forceinline__ void add_exact(Part& part, const std::uint64_t (&positions)[Tile::kM], std::uint32_t shift,
+                                                   std::uint64_t channels) {
+    constexpr std::uint32_t kHalf = Tile::kVectors / 2, kOf[3][2] = {{kHalf, 0}, {0, kHalf}, {0, 0}};
+#pragma unroll
+    for (std::uint32_t i = 0; i < 3 * kHalf; i += 2) {
+#pragma unroll
+      for (int m = 0; m < Tile::kM; ++m) {
+        const std::uint64_t at = positions[m] + (shift * kRowUnits + i % kHalf + kOf[i / kHalf][0]),
+                            of = channels + (i % kHalf + kOf[i / kHalf][1]);
+        WarpgroupCore<Operands, Tile::kSub8, 1, 0>::add(part[m], Tile::kTurned ? of : at, Tile::kTurned ? at : of, i > 0);
+      }
+    }
+  }
+  template <int kPhase>
+  static __device__ __forceinline__ void add_part(Sums& sums, std::uint32_t phase, const Part& part) {
+    if constexpr (kPhase < Tile::kPhases) {
+      if (Tile::kPhases > 1 && phase != kPhase) return add_part<kPhase + 1>(sums, phase, part);
+#pragma unroll
+      for (int i = 0; i < Tile::kM * Tile::kSub8 * 4; ++i)
+        sums[i / 4 / Tile::kSub8][kPhase][i / 4 % Tile::kSub8][i % 4] += part[i / 4 / Tile::kSub8][i / 4 % Tile::kSub8][i % 4];
+    }
+  }
+
   // The products of a chunk in all phases.
   __device__ __forceinline__ void add_whole(Sums& sums, const std::uint64_t (&positions)[Tile::kM], std::uint32_t shift,
                                             std::uint64_t channels, std::uint32_t adds) const {
@@ -283,6 +308,42 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
           } while (++pair < until);
           if (!job.resident) at.used.stage = address(barriers.empty[stage.at]);
           if (pair == end) at.used.patch = address(barriers.patch_empty[buffer.at]);
+        }
+      }
+    }
+  }
+
+  // The same of exact tiles: while a warpgroup adds what it has, the products of the other one run.
+  __device__ __forceinline__ void multiply_exact(Sums& sums, const LastPlace& place, Reading& at) const {
+    Ring &buffer = at.buffer, &stage = at.stage;
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk) {
+      for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
+        std::int32_t pair = job.patch[q - 1].end;
+        const std::int32_t end = job.patch[q].end;
+        std::uint64_t positions[Tile::kM];
+        await_patch(at, positions);
+        for (; pair < end; stage.next()) {
+          const std::int32_t until = end - pair < job.stage_pairs ? end : pair + job.stage_pairs;
+          barrier_wait(address(barriers.full[stage.at]), stage.parity);
+          std::uint64_t channels = at.channels + in_descriptor(weight(stage.at));
+#pragma unroll 1
+          do {
+            const std::uint32_t entry = job.pair[pair];
+            Part part;
+            warpgroup_begin();
+            add_exact(part, positions, rows_of_pair(entry), channels);
+            warpgroup_commit();
+            channels += kLastPairBytes<Tile> / 16;
+            warpgroup_wait<0>();
+#pragma unroll
+            for (int i = 0; i < Tile::kM * Tile::kSub8 * 4; ++i) pin(part[i / 4 / Tile::kSub8][i / 4 % Tile::kSub8][i % 4]);
+            if (++pair == until) {
+              if (!job.resident) at.used.stage = address(barriers.empty[stage.at]);
+              if (pair == end) at.used.patch = address(barriers.patch_empty[buffer.at]);
+              at.release();
+            }
+            add_part<0>(sums, phase_of_pair(entry), part);
+          } while (pair < until);
         }
       }
     }

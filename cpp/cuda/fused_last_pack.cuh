@@ -14,7 +14,8 @@ struct LastPackJob {
   std::uint32_t count;                   // of vectors
   std::int32_t result_channels, source_channels, all_columns;
   // spread: of two vectors one has the even channels, one the odd; by_channel: threads follow channels of the result, not taps
-  bool flat, in_order, spread, by_channel;
+  // exact: of each chunk's channels the large parts, and behind them the small ones
+  bool flat, in_order, spread, by_channel, exact;
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];
 };
@@ -23,6 +24,12 @@ constexpr int kLastPackThreads = 256;
 UPFOLD_DEVICE __half narrow_weight(__half v) { return v; }
 UPFOLD_DEVICE __nv_bfloat16 narrow_weight(__nv_bfloat16 v) { return v; }
 UPFOLD_DEVICE float narrow_weight(float v) { return __uint_as_float(to_tf32(v)); }
+// A part of a weight, of values that have two.
+template <typename Value>
+UPFOLD_DEVICE Value part_of_weight(Value v, bool) {
+  return v;
+}
+UPFOLD_DEVICE float part_of_weight(float v, bool small) { return small ? small_part(v) : large_part(v); }
 
 template <typename Value>
 UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, const Value* w, uint4* packed) {
@@ -45,7 +52,9 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
     channel = take(job.channels, tap);
   }
   const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
-  const std::int32_t first = (chunk * vectors + vector) * kVector, step = job.spread ? 2 : 1;
+  const std::int32_t own = job.exact ? chunk * (vectors / 2) + vector % (vectors / 2) : chunk * vectors + vector;
+  const std::int32_t first = own * kVector, step = job.spread ? 2 : 1;
+  const bool small = job.exact && vector >= vectors / 2;
   const std::int32_t source = job.spread ? first / (2 * kVector) * (2 * kVector) + vector % 2 : first;
   const Value* const from = w + std::int64_t(rest) * job.w_group + std::int64_t(channel) * job.w_result +
                             std::int64_t(source) * job.w_source + std::int32_t(tap) * job.w_axis[0] + kh * job.w_axis[1] +
@@ -56,7 +65,8 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
     const bool exists = column < job.all_columns && source + e * step < job.source_channels;
-    values.v[e] = exists ? narrow_weight(from[e * step * job.w_source]) : Narrow<Value>::from(0.0f);
+    const Value v = exists ? from[e * step * job.w_source] : Narrow<Value>::from(0.0f);
+    values.v[e] = job.exact ? part_of_weight(v, small) : narrow_weight(v);
   }
   const std::int32_t swizzled = vector ^ (vectors == 8 ? row % 8 : row / 2 % 4);
   const std::int64_t to = (std::int64_t(tile) * job.chunks.value + chunk) * job.pairs.value + pair;

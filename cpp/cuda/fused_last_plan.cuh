@@ -120,8 +120,8 @@ class LastPlanner : LastAlternator {
     job.channels = make_divisor(result_channels());
     job.kernel_h = make_divisor(p_.kernel_h), job.kernel_w = make_divisor(p_.kernel_w);
     job.batch = std::int32_t(p_.batch), job.columns = std::int32_t(columns);
-    job.chunks = std::int32_t(ceil_div(source_channels(), chunk())), job.pairs = std::int32_t(pairs_.size());
-    job.source_channels = std::int32_t(source_channels());
+    job.chunks = std::int32_t(ceil_div(source_values(), chunk())), job.pairs = std::int32_t(pairs_.size());
+    job.source_channels = std::int32_t(source_values());
     const Strides& r = result_strides();
     job.y_n = r.n, job.y_c = r.c, job.y_axis[0] = r.d, job.y_axis[1] = r.h, job.y_axis[2] = r.w;
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
@@ -264,7 +264,7 @@ class LastPlanner : LastAlternator {
         p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
     pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat,
     pack.in_order = tile_.turned || tile_.to_planes || (tile_.alternates && element_ == 2),
-    pack.spread = tile_.planes && element_ == 4;
+    pack.spread = tile_.planes && element_ == 4, pack.exact = tile_.exact;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
     pack.by_channel = job.flat || pack.w_result == 1;
@@ -311,7 +311,7 @@ class LastPlanner : LastAlternator {
     Strides s = source_strides();
     if (tile_.planes || tile_.transposes) return true;
     if (!lies_in_boxes()) {
-      const std::int64_t vectors = ceil_div(source_channels() * p_.groups * element_, std::int64_t(16));
+      const std::int64_t vectors = ceil_div(source_values() * p_.groups * element_, std::int64_t(16));
       const std::int64_t rows = source_size_[0] * source_size_[1], pixels = rows * source_size_[2], packed = rows * packed_row();
       const std::int64_t left = cap_ - plan_.packed_bytes, sample = 16 * vectors * packed, parts = best_.samples;
       plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);
@@ -328,12 +328,13 @@ class LastPlanner : LastAlternator {
     job = source_job(s, source_channels() * p_.groups, vectors, pixels, source_size_[2], source_size_[1]);
     job.gap = std::uint32_t(packed_row() - source_size_[2]);
     job.packed += job.gap * std::uint32_t(source_size_[0] * source_size_[1]);
+    if (tile_.exact) split_source(job);
     quicken_source(job, s, plan_.batch, element_);
   }
 
   void describe_source(const Strides& s) {
     BoxTensor& tensor = plan_.source;
-    const std::int64_t channels = source_channels() * p_.groups;
+    const std::int64_t channels = source_values() * p_.groups;
     tensor = {p_.dtype,
               {channels, counted_ ? source_size_[1] * packed_row() : source_size_[2], counted_ ? 1 : source_size_[1],
                source_size_[0], plan_.batch},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "divide.cuh"
+#include "exact.cuh"
 #include "values.cuh"
 
 namespace upfold::cuda {
@@ -15,6 +16,7 @@ struct LastSourceJob {
   bool paired;             // of 16-bit values: two pixels are one aligned word
   bool lines;              // pixels follow one another in every channel, whole aligned vectors of 16 bytes
   bool narrow = false;     // a pixel is one vector, of one thread
+  bool parts = false;      // of floats: of each 16 channels the large parts of TF32, and behind them the small ones
   std::int32_t steps = 1;  // of kSourcePixels, of a block: at most kSourceSteps
   std::int64_t n, c, d, h, w;
 };
@@ -53,6 +55,11 @@ inline void quicken_source(LastSourceJob& job, const Strides& s, std::int64_t sa
   if (job.narrow) job.pixel_tiles = make_divisor(ceil_div(pixels, std::int64_t(kSourceThreads)));
 }
 
+// Of floats in two parts: a pixel has twice as many vectors.
+inline void split_source(LastSourceJob& job) {
+  job.parts = true, job.channel_tiles = make_divisor(ceil_div(std::int64_t(job.vectors), std::int64_t(2 * 8)));
+}
+
 // As a launch reads from an address.
 inline LastSourceJob source_at(LastSourceJob job, const void* from) {
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
@@ -78,6 +85,25 @@ UPFOLD_DEVICE void store_pixel(const LastSourceJob& job, uint4* sample, std::uin
     if (behind < job.gap) sample[std::int64_t(at + 2 * behind + 1) * job.vectors + vector] = {0, 0, 0, 0};
   }
   sample[std::int64_t(at) * job.vectors + vector] = v;
+}
+
+// The same of four floats, whose parts lie four vectors apart: `vector` counts those of whole values.
+UPFOLD_DEVICE void store_parts(const LastSourceJob& job, uint4* sample, std::uint32_t pixel, std::int32_t vector,
+                               const uint4& v) {
+  const float floats[4] = {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+  std::uint32_t large[4], small[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    large[i] = __float_as_uint(large_part(floats[i])), small[i] = __float_as_uint(small_part(floats[i]));
+  const std::int32_t to = vector / 4 * 8 + vector % 4;
+  store_pixel(job, sample, pixel, to, {large[0], large[1], large[2], large[3]});
+  store_pixel(job, sample, pixel, to + 4, {small[0], small[1], small[2], small[3]});
+}
+template <typename Bits>
+UPFOLD_DEVICE void store_values(const LastSourceJob& job, uint4* sample, std::uint32_t pixel, std::int32_t vector,
+                                const uint4& v) {
+  if (sizeof(Bits) == 4 && job.parts) return store_parts(job, sample, pixel, vector, v);
+  store_pixel(job, sample, pixel, vector, v);
 }
 
 // A lane has one pixel in some channels, several times.
@@ -183,9 +209,9 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
   const std::int32_t first_channel = std::int32_t(take(job.channel_tiles, rest)) * kChannels;
   const std::uint32_t tile = take(job.pixel_tiles, rest), first_pixel = tile * std::uint32_t(job.steps * kSourcePixels);
   const Bits* const sample = from + std::int64_t(rest) * job.n + first_channel * job.c;
-  uint4* const own = to + std::int64_t(rest) * job.packed * job.vectors + first_channel / kChannels * 8;
-  const std::int32_t vector = std::int32_t(threadIdx.x) % 8;
-  const bool has_vector = first_channel / kChannels * 8 + vector < job.vectors;
+  const std::int32_t vector = std::int32_t(threadIdx.x) % 8, first_vector = first_channel / kChannels * (job.parts ? 16 : 8);
+  uint4* const own = to + std::int64_t(rest) * job.packed * job.vectors + first_vector;
+  const bool has_vector = first_vector + (job.parts ? vector / 4 * 8 : vector) < job.vectors;
   if (job.narrow) return pack_narrow(job, sample, tile * kSourceThreads + threadIdx.x, own);
   if (job.lines) {
     read_lines(job, sample, first_channel, first_pixel, words);
@@ -194,8 +220,8 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
     for (int i = 0; i < kSourceSteps * kSourcePixels * 8 / kSourceThreads; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (pixel >= job.steps * kSourcePixels || first_pixel + pixel >= job.pixels || !has_vector) continue;
-      store_pixel(job, own, first_pixel + pixel, vector,
-                  *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4));
+      store_values<Bits>(job, own, first_pixel + pixel, vector,
+                         *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4));
     }
     return;
   }
@@ -213,7 +239,7 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (first + pixel >= job.pixels || !has_vector) continue;
       const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
-      store_pixel(job, own, first + pixel, vector, {v[0], v[1], v[2], v[3]});
+      store_values<Bits>(job, own, first + pixel, vector, {v[0], v[1], v[2], v[3]});
     }
   }
 }

@@ -73,7 +73,7 @@ class BoxPlanner : public WeightPlanner {
       // Behind the partial sums, and so ahead of what is packed.
       plan.sum.channel_planes = make_divisor(ceil_div(out_channels_per_group(p_), kPlaneRows));
       plan.sum.out_channels = std::int32_t(out_channels_per_group(p_));
-      plan.sum.plane_rows = std::int32_t(row_taps_ * tap_units_ * tile_.taps);
+      plan.sum.plane_rows = make_divisor(row_taps_ * tap_units_ * tile_.taps);
       plan.sum.line_rows = make_divisor(tap_units_ * tile_.taps);
       plan.sums = true, plan.row_sums_at = plan.partial_bytes;
       plan.partial_bytes += row_bytes, plan.workspace_bytes += row_bytes;

@@ -25,8 +25,8 @@ struct FusedWeightSumJob {
   // Of the gradient of the bias: blocks ahead of its own; of a group, planes of 16 channels, and rows of a plane, all its taps;
   // those along w, of which units may have more than there are.
   std::uint32_t weight_blocks;
-  Divisor channel_planes, line_rows;
-  std::int32_t out_channels, plane_rows;
+  Divisor channel_planes, plane_rows, line_rows;
+  std::int32_t out_channels;
 };
 
 // The row of an output's sums: its plane, unit, tap in the unit, channel in the plane.
@@ -44,25 +44,33 @@ UPFOLD_DEVICE std::int64_t weight_offset(const FusedWeightSumJob& job, std::int6
   return in_channel * job.w_n + output * job.w_c + tap * job.w_d + kh * job.w_h + kw * job.w_w;
 }
 
-// A thread adds every so manieth row of its channel, of all parts; the first threads add what those have.
+// A thread adds every so manieth row of its channel, of all parts in turn, with loads of several rows in flight: there may be
+// hundreds of parts and few planes. The first threads add what those have.
 template <typename Value>
 UPFOLD_DEVICE void sum_rows(const FusedWeightSumJob& job, std::uint32_t block, float* sums, const float* __restrict__ rows,
                             Value* __restrict__ bias) {
-  constexpr std::int32_t kChannels = 16, kShares = kSumThreads / kChannels;
+  constexpr std::int32_t kChannels = 16, kShares = kSumThreads / kChannels, kInFlight = 12;
   const std::int32_t channel = std::int32_t(threadIdx.x) % kChannels, share = std::int32_t(threadIdx.x) / kChannels;
+  const std::int32_t plane_rows = std::int32_t(job.plane_rows.value), all = job.parts * plane_rows;
   std::uint32_t group = block;
   const std::int32_t plane = std::int32_t(take(job.channel_planes, group)), planes = std::int32_t(job.channel_planes.value);
-  const std::int64_t group_rows = std::int64_t(planes) * job.plane_rows;
   const std::int64_t groups = (gridDim.x - job.weight_blocks) / job.channel_planes.value;
-  const float* const own = rows + (group * group_rows + std::int64_t(plane) * job.plane_rows) * kChannels + channel;
+  const std::int64_t part_step = groups * planes * plane_rows * kChannels;
+  const float* const own = rows + (std::int64_t(group) * planes + plane) * plane_rows * kChannels + channel;
   await_previous();  // the rows of all parts
   float sum = 0.0f;
-  for (std::int32_t part = 0; part < job.parts; ++part) {
-    const float* const from = own + part * groups * group_rows * kChannels;
-    for (std::int32_t row = share; row < job.plane_rows; row += kShares) {
-      std::uint32_t line = std::uint32_t(row);
-      if (take(job.line_rows, line) < job.kernel_w.value) sum += from[row * kChannels];
+  for (std::int32_t first = share; first < all; first += kShares * kInFlight) {
+    float values[kInFlight];
+#pragma unroll
+    for (std::int32_t i = 0; i < kInFlight; ++i) {
+      std::uint32_t part = std::uint32_t(first + i * kShares);
+      const std::uint32_t row = take(job.plane_rows, part);
+      std::uint32_t line = row;
+      const bool counts = std::int32_t(part) < job.parts && take(job.line_rows, line) < job.kernel_w.value;
+      values[i] = counts ? own[part * part_step + row * kChannels] : 0.0f;
     }
+#pragma unroll
+    for (std::int32_t i = 0; i < kInFlight; ++i) sum += values[i];
   }
   sums[share * kChannels + channel] = sum;
   __syncthreads();  // the sums of all shares are there

@@ -221,7 +221,7 @@ class Call {
     if (plan_.stage) {
       const std::int64_t row = block.columns.row_stride;
       const Sizes sizes{product_pixels(block), per_group, block.rows, 1, block.groups};
-      const Matrix result{stage(), sum_dtype(p_.dtype), false, row, 0, per_group * row};
+      const Matrix result{stage(), plan_.stage_dtype, false, row, 0, per_group * row};
       products_.multiply(sizes, columns_matrix(block, false), weight_matrix(block, false), result, stage(), !block.first_of_sum);
       if (block.last_of_sum) moves_.unstage_x(block);
       return;
@@ -244,7 +244,7 @@ class Call {
     const std::int64_t per_group = in_channels_per_group(p_);
     const Sizes sizes{block.rows, per_group, product_pixels(block), 1, block.groups};
     Matrix result = weight_matrix(block, false);
-    if (plan_.stage) result = {stage(), sum_dtype(p_.dtype), false, block.rows, 0, per_group * block.rows};
+    if (plan_.stage) result = {stage(), plan_.stage_dtype, false, block.rows, 0, per_group * block.rows};
     if (plan_.parts > 0) {
       multiply_parts(block);
       sum_parts(launch_, sum_dtype(p_.dtype), block.groups * per_group * block.rows, block.samples * plan_.parts,

@@ -81,14 +81,14 @@ void GemmMoves::copy_weight() const {
 
 void GemmMoves::unstage_x(const GemmBlock& block) const {
   const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group;
-  col2im(launch_, x_problem(p_), x_block(block, {first, first + block.groups * per_group}), sum_dtype(p_.dtype),
+  col2im(launch_, x_problem(p_), x_block(block, {first, first + block.groups * per_group}), plan_.stage_dtype,
          workspace(plan_.stage_at), nullptr, operands_.x);
 }
 
 void GemmMoves::unstage_weight(const GemmBlock& block) const {
   const std::int64_t per_group = in_channels_per_group(p_), first = block.first_group * per_group, taps = kernel_taps(p_);
   const Range channels{block.first_row / taps, (block.first_row + block.rows) / taps};
-  col2im(launch_, weight_problem(p_), weight_block(p_, {first, first + block.groups * per_group}, channels), sum_dtype(p_.dtype),
+  col2im(launch_, weight_problem(p_), weight_block(p_, {first, first + block.groups * per_group}, channels), plan_.stage_dtype,
          workspace(plan_.stage_at), nullptr, operands_.w);
 }
 

@@ -238,10 +238,12 @@ class Planner {
     if (p_.op == Operator::kConv) {
       plan.stage = copies || (splits_group && is_narrow(p_.dtype));
       plan.flat = plan.flat || plan.stage;
+      plan.stage_dtype = splits_group ? sum_dtype(p_.dtype) : p_.dtype;
     } else if (p_.op == Operator::kConvTransposeWeight) {
       // Sums of parts are made in the type of the sums, and of dense matrices.
       const bool apart = is_narrow(p_.dtype) || splits_group || p_.w.n != per_group * kernel_taps(p_);
       plan.stage = !weight_is_matrix(p_) || (many_pixels && is_narrow(p_.dtype)) || (plan.parts > 0 && apart);
+      plan.stage_dtype = many_pixels || plan.parts > 0 ? sum_dtype(p_.dtype) : p_.dtype;
     }
     const std::int64_t groups = std::max<std::int64_t>(b.channels / per_group, 1), channels = p_.in_channels / p_.groups * groups;
     const std::int64_t row = plan.flat ? joined : padded(pixels) * b.samples;
@@ -257,9 +259,10 @@ class Planner {
     if (plan.stage) staged = p_.op == Operator::kConv ? channels * joined : channels * std::min(b.channels, per_group) * taps;
     // The atomic col2im of a 16-bit problem sums in float32.
     if (options_.atomic && over_outputs_ && is_narrow(p_.dtype)) {
+      plan.stage_dtype = sum_dtype(p_.dtype);
       staged = b.samples * b.channels * b.rows * (out_pixels(p_) / axes_.axis[split_].out);
     }
-    plan.parts_at = plan.stage_at + aligned(staged * sum_size);
+    plan.parts_at = plan.stage_at + aligned(staged * element_bytes(plan.stage_dtype));
     const std::int64_t of_part = channels * std::min(b.channels, per_group) * taps;
     plan.total_bytes = plan.parts_at + aligned(plan.parts * b.samples * of_part * sum_size);
   }

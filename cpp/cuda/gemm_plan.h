@@ -36,6 +36,7 @@ struct GemmPlan {
   Window window;       // of x, where the product runs over windows; blocks are those of `window.reduced` then
   bool possible;       // false: not even the smallest block fits the cap
   Dtype column_dtype;  // of the column matrix
+  Dtype stage_dtype;   // the result's where one product has all of its sum, else the compute type
   bool to_result;      // the product is the result: no blocks, no columns
   bool finishes;       // but for bias and activation: it goes through the workspace then, as columns do
   bool outer;          // a group has one input channel: columns are an outer product, which cuBLAS is slow at
@@ -44,7 +45,7 @@ struct GemmPlan {
   bool deep_weight;    // or to (out_channels / groups, taps, in_channels) in every group
   bool copy_x;         // blocks of x go through [channel][sample][pixel] in the workspace
   bool deep_x;         // or through [sample][pixel][channel]
-  bool stage;          // the result is summed in the workspace, in the compute type
+  bool stage;          // the result is made in the workspace, in `stage_dtype`
   bool columns_are_y;  // one tap, nothing added: y lies as the columns would
   bool flat;           // a block is one product for all its samples
   std::int64_t parts;  // of the pixels of a sample, each with a sum of its own in the workspace; 0: one sum

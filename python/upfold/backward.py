@@ -38,10 +38,10 @@ class Turned(NamedTuple):
         """The gradients in x and in w."""
         pixels = g.new_empty_strided(g.shape, self.strides)
         self.copy.run(g.data_ptr(), pixels.data_ptr(), self.conv.stream)
-        x_grad, w_grad = (x.new_empty_strided(launch.shape, launch.strides) for launch in (self.conv, self.weight))
-        self.conv.run(x_grad, w, None, pixels)
-        self.weight.run(x, w_grad, None, pixels)
-        return x_grad, w_grad
+        if _is_weight_first(self.conv, self.weight):
+            w_grad = _run_weight(self.weight, pixels, x, None)
+            return _run_conv(self.conv, pixels, x, w), w_grad
+        return _run_conv(self.conv, pixels, x, w), _run_weight(self.weight, pixels, x, None)
 
 
 class Shared(NamedTuple):
@@ -70,16 +70,17 @@ class Apart(NamedTuple):
 
     def run(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The gradients in x and in w."""
-        return self._run_conv(g, x, w), _run_weight(self.weight, g, x, None)
+        if _is_weight_first(self.conv, self.weight):
+            w_grad = _run_weight(self.weight, g, x, None)
+            return _run_conv(self.conv, g, x, w), w_grad
+        return _run_conv(self.conv, g, x, w), _run_weight(self.weight, g, x, None)
 
     def run_with_bias(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same, and the gradient in the bias."""
-        return self._run_conv(g, x, w), *_weight_and_bias(self.weight, g, x)
-
-    def _run_conv(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        x_grad = x.new_empty_strided(self.conv.shape, self.conv.strides)
-        self.conv.run(x_grad, w, None, g)
-        return x_grad
+        if _is_weight_first(self.conv, self.weight):
+            grads = _weight_and_bias(self.weight, g, x)
+            return _run_conv(self.conv, g, x, w), *grads
+        return _run_conv(self.conv, g, x, w), *_weight_and_bias(self.weight, g, x)
 
 
 def gradients(
@@ -129,6 +130,17 @@ def _weight_and_bias(launch: Launch, g: torch.Tensor, x: torch.Tensor) -> tuple[
         return _run_weight(launch, g, x, None), channel_sums(g)
     bias_grad = g.new_empty(g.shape[1])
     return _run_weight(launch, g, x, bias_grad), bias_grad
+
+
+def _is_weight_first(conv: Launch, weight: Launch) -> bool:
+    """Whether a backward holds less at its peak where the weight's gradient comes first: scratch lies where the other's will."""
+    return weight.workspace_bytes > conv.workspace_bytes
+
+
+def _run_conv(launch: Launch, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x_grad = x.new_empty_strided(launch.shape, launch.strides)
+    launch.run(x_grad, w, None, g)
+    return x_grad
 
 
 def _run_weight(launch: Launch, g: torch.Tensor, x: torch.Tensor, bias_grad: torch.Tensor | None) -> torch.Tensor:

@@ -40,7 +40,7 @@ _GPU_LAUNCH_SECONDS = 3.35e-6
 _GPU_GEMM_HOST_SECONDS, _GPU_HOST_SHARE = 17e-6, 0.1
 _GPU_BYTES = 3.76e12  # a second
 # Multiply-adds counted as two operations a second: of a matrix product, by type.
-_GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 46.5e12, torch.float64: 46e12}
+_GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 55e12, torch.float64: 46e12}
 _GPU_GEMM_TF32_FLOPS = 350e12
 # Input channels of a group at which the product reaches half of that, in TF32 and else. With the first as the second, and 243e12,
 # deep products took 0.6 of what was said, and the choice was 21 % off on one layer (2048 -> 256 on 8 x 6).
@@ -73,7 +73,7 @@ _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
 _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 # Of a part of such sums, which are added one after another: what two steps took more than their operators apart, by parts.
-_GPU_SUMS_PART_SECONDS = 0.32e-6
+_GPU_SUMS_PART_SECONDS = 0.02e-6
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second

@@ -16,6 +16,7 @@ from . import (
     cuda,
     fused_beside,
     fused_columns,
+    fused_exact,
     fused_groups,
     fused_heads,
     fused_input,
@@ -127,7 +128,7 @@ class Fused:
     name = "fused"
 
     def reject(self, problem: Problem, device: torch.device) -> str | None:
-        """Refuse devices without tensor cores, other dtypes, full float32 of the adjoints, and caps below its scratch."""
+        """Refuse devices without tensor cores, other dtypes, full float32 of some adjoints, and caps below its scratch."""
         if device.type == "cpu":
             return _reject_on_cpu(problem)
         reason = cuda.missing(device)
@@ -140,13 +141,13 @@ class Fused:
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
         exact = problem.dtype is torch.float32 and not problem.allow_tf32
-        if exact and problem.operator is not Operator.CONV_TRANSPOSE:
-            return "torch's convolution switch asks for full float32; its gradients would round to TF32"
+        if exact and problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
+            return "torch's convolution switch asks for full float32; its gradient of the weight would round to TF32"
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             return fused_weight.reject(problem, cuda.index(device))
         if not _microseconds(problem, cuda.index(device)):
             if problem.operator is Operator.CONV:
-                return fused_input.REFUSAL
+                return fused_exact.REFUSAL if exact else fused_input.REFUSAL
             if exact:
                 return "torch's convolution switch asks for full float32; its tiles for it hold whole weights, too large here"
             return "its taps reach too far, or a count of positions is beyond 2^30"
@@ -177,7 +178,7 @@ class Fused:
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             weight: Enqueue = fused_weight.call(problem, config, cuda.index(device)).enqueue
             return weight
-        if fused_last.FIRST <= config < fused_columns.FIRST:
+        if _by_boxes(config):
             return fused_last.enqueue(_call(problem, config, cuda.index(device)), problem)
         call: Enqueue = _call(problem, config, cuda.index(device)).enqueue
         mirrored = fused_input.mirrored(problem, config)
@@ -188,7 +189,7 @@ class Fused:
         if device.type == "cpu":
             return _cpu_packing(problem)
         call = _call(problem, config, cuda.index(device))
-        if config >= fused_columns.FIRST or not call.packed_bytes:
+        if _packs_nothing(config) or not call.packed_bytes:
             return "its tile reads the weight as it lies"
         layout, left = tuple(call.packing), call.workspace_bytes - call.packed_bytes
         return Packing(layout, call.packed_bytes, left, call.pack, call.enqueue)
@@ -203,7 +204,17 @@ class Fused:
         enqueue_tensors(self.prepare(problem, config, tensors.x.device), tensors, workspace, stream)
 
 
+def _by_boxes(config: int) -> bool:
+    return fused_last.FIRST <= config < fused_columns.FIRST or config >= fused_exact.FIRST
+
+
+def _packs_nothing(config: int) -> bool:
+    return fused_columns.FIRST <= config < fused_exact.FIRST
+
+
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_exact.FIRST:
+        return fused_exact.call(problem, config, device)
     if config == fused_groups.CONFIG:
         return fused_groups.call(problem, device)
     if config >= fused_heads.FIRST:
@@ -270,7 +281,7 @@ def _cpu_workspace_bytes(problem: Problem) -> int:
 
 @lru_cache(maxsize=4096)
 def _workspace_bytes(problem: Problem, config: int, device: int) -> int:
-    needed: int = 0 if config >= fused_columns.FIRST else _call(problem, config, device).workspace_bytes
+    needed: int = 0 if _packs_nothing(config) else _call(problem, config, device).workspace_bytes
     return needed
 
 
@@ -308,6 +319,8 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
     if problem.operator is Operator.CONV:
+        if problem.dtype is torch.float32 and not problem.allow_tf32:
+            return fused_exact.microseconds(problem, device)
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
@@ -316,6 +329,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
     own |= fused_maps.microseconds(problem, device) | fused_heads.microseconds(problem, device)
+    own |= fused_exact.microseconds(problem, device)
     return fused_beside.compared(problem, own, device)
 
 

@@ -11,8 +11,8 @@ from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda, fused_alternating
 from .base import Enqueue
 
-# The number of its first tile among the configs of `fused`.
-FIRST = 200
+# The number of its first tile among the configs of `fused`; and how many there are, behind which are those of full float32.
+FIRST, TILES = 200, 38
 
 
 class _Rates(NamedTuple):
@@ -67,7 +67,7 @@ _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose 
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
 # whole vectors, and such of 16 bits by themselves. They are preferred only where they lead by more than chance.
 _TURNED_TILE, _TURNED_APART, _TURNED_SCATTERED, _TURNED_PARTS, _TURNED_SINGLE, _TURNED_CAUTION = 300, 2.8, 4.0, 1.9, 6.0, 1.1
-_TURNED_SHARES = 4  # parts of a turned tile, at the least, that blocks of a split reduction store
+TURNED_SHARES = 4  # parts of a turned tile, at the least, that blocks of a split reduction store
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -87,12 +87,12 @@ def enqueue(planned: Any, problem: Problem) -> Enqueue:
     return gradient
 
 
-def _in_order(problem: Problem) -> bool:
+def in_order(problem: Problem) -> bool:
     """Whether channels are innermost in the result."""
     return (problem.y_strides if problem.operator is Operator.CONV_TRANSPOSE else problem.x_strides)[1] == 1
 
 
-def _turned(problem: Problem, phases: int) -> float:
+def turned(problem: Problem, phases: int) -> float:
     """How many times as long a turned tile stores: where phases of a set are not all of a row, or rows no whole vectors."""
     forward = problem.operator is Operator.CONV_TRANSPOSE
     stride, width = (problem.stride[2], problem.out_size[2]) if forward else (1, problem.in_size[2])
@@ -103,14 +103,9 @@ def _turned(problem: Problem, phases: int) -> float:
     return together * (1.0 if width * size % 16 == 0 else _TURNED_SINGLE if width * size % 4 else _TURNED_PARTS)
 
 
-def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float:
-    """How many times as long as its products and bytes say a tile takes, for the way in which it stores results."""
-    forward = problem.operator is Operator.CONV_TRANSPOSE
-    if _in_order(problem):
-        return rates.equal[config] if forward and problem.kernel_size == problem.stride else 1.0
-    if config >= _TURNED:
-        return 1.0
-    if not forward:
+def stored_in_planes(problem: Problem, phases: int) -> float:
+    """How many times as long as its products and bytes say an upright tile takes where channels are not innermost."""
+    if problem.operator is not Operator.CONV_TRANSPOSE:
         size = DTYPE_BYTES[problem.dtype]
         return _SCATTERED if size == 2 and problem.in_size[2] * size % 16 != 0 else 1.0
     stride, width = problem.stride[2], problem.out_size[2]
@@ -126,6 +121,14 @@ def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float
         results = problem.batch * problem.out_channels * problem.out_pixels * size
         return _CACHED if results <= _CACHED_BYTES else _SCATTERED
     return _STAGED[size == 2]
+
+
+def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float:
+    """The same of any tile, for the way in which it stores results."""
+    if in_order(problem):
+        is_equal = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size == problem.stride
+        return rates.equal[config] if is_equal else 1.0
+    return 1.0 if config >= _TURNED else stored_in_planes(problem, phases)
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +148,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     predicted = {}
-    for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()):
+    for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()[:TILES]):
         if not module.fused_last_fits(device, problem.cuda, config, problem.alignment):
             continue
         if problem.batch == 0:
@@ -162,11 +165,11 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
-        store, tile = rows * columns * phases * size / (rates.stored if _in_order(problem) else rates.in_planes), rates.tile
+        store, tile = rows * columns * phases * size / (rates.stored if in_order(problem) else rates.in_planes), rates.tile
         if config >= _TURNED:
-            store, tile = rows * columns * phases * size / rates.turned * _turned(problem, phases), _TURNED_TILE
+            store, tile = rows * columns * phases * size / rates.turned * turned(problem, phases), _TURNED_TILE
         if splits > 1:
-            share = 1 / min(splits, _TURNED_SHARES if config >= _TURNED else columns * size // 64)
+            share = 1 / min(splits, TURNED_SHARES if config >= _TURNED else columns * size // 64)
             store, tile = store * share, tile + rates.split + rows * columns * phases * 4 * splits * share / rates.shared
         waves = float(-(-tiles // (multiprocessors * blocks)) * blocks)
         if blocks > 1 and tiles <= multiprocessors:
@@ -177,6 +180,6 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least)
         predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
-        if size == 4 and config < _TURNED and _in_order(problem):
+        if size == 4 and config < _TURNED and in_order(problem):
             predicted[FIRST + config] *= _IN_ORDER
     return predicted
