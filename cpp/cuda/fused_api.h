@@ -106,6 +106,30 @@ class FusedHeadsCall {
   std::shared_ptr<const HeadsPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the fused method for maps of one pixel: columns of a block, which are pairs of a channel and a tap.
+std::vector<int> fused_point_tiles();
+// Whether choice number `config` runs this problem on the device (kConvTranspose of float32, float16 or bfloat16, from one pixel
+// to outputs that all have a tap, with a weight whose rows are dense); `alignment` bytes, at most 16, divide the address of w.
+bool fused_point_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct PointPlan;
+// What a choice launches: blocks, channels of x that each sums over, and samples of one.
+struct FusedPointWork {
+  std::int64_t blocks, rows, samples;
+};
+// The transposed convolution of maps of one pixel in one launch, bias and activation included, without a workspace. Planned once,
+// then the same for any operands and by any thread.
+class FusedPointCall {
+ public:
+  FusedPointCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedPointWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_;
+  Dtype dtype_;
+  std::shared_ptr<const PointPlan> plan_;  // null: nothing to do
+};
+
 struct GroupsPlan;
 // What the call launches: tiles, blocks; of a tile the loads of y and the products of eight input channels; turns in which a
 // block lays out its weight; output channels of a product's tile.

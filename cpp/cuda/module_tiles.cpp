@@ -44,6 +44,12 @@ py::tuple fused_heads_work(const FusedHeadsCall& call) {
   return py::make_tuple(work.blocks, work.warps, work.turns, work.units, work.products, work.row_bytes);
 }
 
+// (blocks, channels of x that one sums over, samples of one)
+py::tuple fused_point_work(const FusedPointCall& call) {
+  const FusedPointWork work = call.work();
+  return py::make_tuple(work.blocks, work.rows, work.samples);
+}
+
 // The class of a forward call whose plan depends on the alignment, and which needs no workspace.
 template <typename Call, typename Work>
 void define_aligned(py::module_& m, const char* name, const Work& work) {
@@ -81,6 +87,9 @@ void bind_tiles(py::module_& m) {
   m.def("fused_maps_tiles", &fused_maps_tiles);
   m.def("fused_maps_fits", &fused_maps_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedMapsCall>(m, "FusedMapsCall", &fused_maps_work);
+  m.def("fused_point_tiles", &fused_point_tiles);
+  m.def("fused_point_fits", &fused_point_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
+  define_aligned<FusedPointCall>(m, "FusedPointCall", &fused_point_work);
   py::class_<FusedGroupsCall>(m, "FusedGroupsCall", py::module_local())
       .def(py::init<int, const Problem&, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
            py::arg("alignment"), py::arg("workspace_cap"))

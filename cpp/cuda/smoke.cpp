@@ -199,6 +199,7 @@ void run_aligned(const char* name, const std::vector<int>& tiles, const Fits& fi
 void run_all_aligned(const Problem& p, bool has_bias, Random& random, Tally& tally) {
   run_aligned<FusedColumnsCall>("fused_columns", fused_columns_tiles(), fused_columns_fits, p, has_bias, random, tally);
   run_aligned<FusedMapsCall>("fused_maps", fused_maps_tiles(), fused_maps_fits, p, has_bias, random, tally);
+  run_aligned<FusedPointCall>("fused_point", fused_point_tiles(), fused_point_fits, p, has_bias, random, tally);
   run_aligned<FusedHeadsCall>("fused_heads", fused_heads_tiles(), fused_heads_fits, p, has_bias, random, tally);
 }
 

@@ -70,7 +70,7 @@ _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 # Factors of the columns' time: of maps whose columns' rows are not aligned, which is the product's too, and of a stride above 2
 # that the kernel equals. Of small maps samples are joined: parts of a launch, and bytes of an element of x.
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
-_GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 8, 4
+_GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 4, 4
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 # Of a part of such sums, which are added one after another: what two steps took more than their operators apart, by parts.
 _GPU_SUMS_PART_SECONDS = 0.02e-6

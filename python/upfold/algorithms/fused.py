@@ -22,6 +22,7 @@ from . import (
     fused_input,
     fused_last,
     fused_maps,
+    fused_point,
     fused_units,
     fused_weight,
 )
@@ -215,6 +216,8 @@ def _packs_nothing(config: int) -> bool:
 def _call(problem: Problem, config: int, device: int) -> Any:
     if config >= fused_exact.FIRST:
         return fused_exact.call(problem, config, device)
+    if config >= fused_point.FIRST:
+        return fused_point.call(problem, config, device)
     if config == fused_groups.CONFIG:
         return fused_groups.call(problem, device)
     if config >= fused_heads.FIRST:
@@ -329,7 +332,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
     own |= fused_maps.microseconds(problem, device) | fused_heads.microseconds(problem, device)
-    own |= fused_exact.microseconds(problem, device)
+    own |= fused_exact.microseconds(problem, device) | fused_point.microseconds(problem, device)
     return fused_beside.compared(problem, own, device)
 
 
