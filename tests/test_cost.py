@@ -143,11 +143,20 @@ def test_a_bias_that_comes_with_the_weight_speaks_for_apart(in_its_pass, monkeyp
 
 
 def test_sums_of_many_parts_have_a_pass_of_their_own():
-    """Of 6 MB of y here: a pass of its own takes 5 us, a part of the other 0.3."""
+    """Of 6 MB of y here: a pass of its own takes 5 us, 384 parts of the other 17."""
     weight = operators()[0][1]
     assert [dispatch.sums_in_its_pass(weight, parts) for parts in (0, 4, 384)] == [False, True, False]
     assert dispatch.sums_in_its_pass(weight, 384, asked=True)
     assert not dispatch.sums_in_its_pass(weight, 0, asked=True)
+
+
+def test_products_that_leave_a_gpu_idle_take_longer():
+    """In full float32: 160 tiles of a product take two turns, as 264 do, and 96 one, as 132."""
+    layer = problem("encodec-512-256@75", tf32=False)
+    assert (layer.batch, layer.in_size[2], layer.out_channels * layer.taps) == (8, 75, 4096)
+    # 5, 8, 3 and 4.1 tiles wide
+    lengths = [dataclasses.replace(layer, in_size=(1, 1, length)) for length in (75, 128, 48, 66)]
+    assert [cost._idle_share(longer) for longer in lengths] == [264 / 160, 264 / 256, 132 / 96, 264 / 160]
 
 
 def test_what_was_tuned_stays_apart(monkeypatch):

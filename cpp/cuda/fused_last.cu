@@ -66,7 +66,8 @@ LastPlan plan_last(int device, const Problem& p, int config, std::int64_t alignm
   const LastTileSize& tile = kLastTiles[config];
   const SharedMemory shared = shared_memory(device);
   const std::int64_t each = tile.blocks == 1 ? shared.of_block : shared.of_multiprocessor / tile.blocks - (1 << 10);
-  return LastPlanner(p, tile, each, alignment, cap).plan();
+  const LastPlan plan = LastPlanner(p, tile, each, alignment, cap).plan(true);
+  return plan.possible ? plan : LastPlanner(p, tile, each, alignment, cap).plan(false);
 }
 
 }  // namespace

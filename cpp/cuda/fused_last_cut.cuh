@@ -269,7 +269,7 @@ class LastCutter : protected LastLayout {
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
-        cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox});
+        cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox, most_samples_});
         // What parts of many samples store lies far apart; how much that costs was not measured by itself.
         if (tile_.to_planes && !boxes && (w < positions_[2] || h < positions_[1] || d < positions_[0])) cut.samples = 1;
         keep(cut);
@@ -296,7 +296,7 @@ class LastCutter : protected LastLayout {
     for (std::int64_t h = least_h; w * h <= tile_rows(); h *= 2) {
       for (std::int64_t d = 1; w * h * d <= tile_rows(); d *= 2) {
         cut.box = {d, h, w}, cut.samples = tile_rows() / (w * h * d);
-        keep(cut);
+        if (cut.samples <= most_samples_) keep(cut);
       }
     }
   }
@@ -304,6 +304,7 @@ class LastCutter : protected LastLayout {
   static std::int64_t round_up(std::int64_t bytes) { return ceil_div(bytes, kLastAlignment) * kLastAlignment; }
 
   const std::int64_t most_shared_;
+  std::int64_t most_samples_ = kMostLastCount;  // of a tile
   std::int64_t sets_ = 1, row_phases_ = 1;
   std::vector<Pair> pairs_;
   Cut best_;

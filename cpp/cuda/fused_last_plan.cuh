@@ -30,13 +30,30 @@ class LastPlanner : LastAlternator {
   LastPlanner(const Problem& p, const LastTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, std::int64_t cap)
       : LastAlternator(p, tile, shared_bytes, alignment % 16 == 0), cap_(cap) {}
 
-  LastPlan plan() {
-    plan_.possible = sizes() && list_pairs() && choose() && tables() && buffers() && weights();
+  // `within_cap`: tiles of no more samples than are packed together under the cap, which some problems have none of.
+  LastPlan plan(bool within_cap) {
+    plan_.possible = sizes() && list_pairs() && choose(within_cap) && tables() && buffers() && weights();
     return plan_;
   }
 
  private:
   const std::int64_t cap_;
+
+  bool choose(bool within_cap) {
+    if (within_cap && !tile_.planes && !tile_.transposes && !lies_in_boxes()) {
+      const std::int64_t columns =
+          ceil_div(result_channels() * (plan_.job.flat ? kernel_taps(p_) : 1), std::int64_t(tile_.columns));
+      const std::int64_t packed =
+          p_.groups * columns * ceil_div(source_values(), chunk()) * std::int64_t(pairs_.size()) * pair_bytes();
+      most_samples_ = std::max<std::int64_t>(1, (cap_ - packed) / std::max<std::int64_t>(1, sample_bytes()));
+    }
+    return LastAlternator::choose();
+  }
+  // Of the packed source.
+  std::int64_t sample_bytes() const {
+    const std::int64_t vectors = ceil_div(source_values() * p_.groups * element_, std::int64_t(16));
+    return 16 * vectors * source_size_[0] * source_size_[1] * packed_row();
+  }
 
   bool tables() {
     LastJob& job = plan_.job;
@@ -313,7 +330,7 @@ class LastPlanner : LastAlternator {
     if (!lies_in_boxes()) {
       const std::int64_t vectors = ceil_div(source_values() * p_.groups * element_, std::int64_t(16));
       const std::int64_t rows = source_size_[0] * source_size_[1], pixels = rows * source_size_[2], packed = rows * packed_row();
-      const std::int64_t left = cap_ - plan_.packed_bytes, sample = 16 * vectors * packed, parts = best_.samples;
+      const std::int64_t left = cap_ - plan_.packed_bytes, sample = sample_bytes(), parts = best_.samples;
       plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);
       plan_.source_bytes = plan_.batch * sample;
       pack_source(s, vectors, pixels);

@@ -42,6 +42,9 @@ _GPU_BYTES = 3.76e12  # a second
 # Multiply-adds counted as two operations a second: of a matrix product, by type.
 _GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 55e12, torch.float64: 46e12}
 _GPU_GEMM_TF32_FLOPS = 350e12
+# Rows and columns of a tile of cuBLAS's products in full float32, and how many an H200 has at once: fewer, or a few more, leave
+# much of it idle (nnU-Net 512 -> 512, 96 tiles, took 1.2 times what was said without).
+_GPU_PRODUCT_TILE, _GPU_PRODUCTS_AT_ONCE = 128, 132
 # Input channels of a group at which the product reaches half of that, in TF32 and else. With the first as the second, and 243e12,
 # deep products took 0.6 of what was said, and the choice was 21 % off on one layer (2048 -> 256 on 8 x 6).
 _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
@@ -72,8 +75,8 @@ _GPU_ROWS_FACTOR, _GPU_HALF_ROWS_FACTOR = 0.7, 0.75
 _GPU_HALF_GRADIENT_ODD_FACTOR, _GPU_HALF_GRADIENT_APART_FACTOR = 1.67, 3.34
 _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGHT_BYTES = 256, 0.39, 4, 4
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
-# Of a part of such sums, which are added one after another: what two steps took more than their operators apart, by parts.
-_GPU_SUMS_PART_SECONDS = 0.02e-6
+# Of a part of such sums: what two steps took more than their operators apart (H200: 17 and 21 us of 373 and 384 parts).
+_GPU_SUMS_PART_SECONDS = 0.045e-6
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
 _GPU_DIRECT_BYTES = 0.83e12  # a second
@@ -164,6 +167,8 @@ def _gemm_on_gpu(problem: Problem) -> float:
     rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
     half_depth = _GPU_GEMM_TF32_HALF_DEPTH if problem.allow_tf32 else _GPU_GEMM_HALF_DEPTH
     product = 2.0 * columns * depth / (rate * depth / (depth + half_depth))
+    if problem.dtype is torch.float32 and not problem.allow_tf32:
+        product *= _idle_share(problem)
     memory = problem.bytes / _GPU_BYTES
     more = _innermost_seconds(problem, columns)
     if by_rows(problem, columns):
@@ -182,6 +187,15 @@ def _gemm_on_gpu(problem: Problem) -> float:
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans
     moved = memory + (2.0 * columns * element / spans + windows) / _GPU_BYTES + more
     return min(seconds, 2 * _GPU_LAUNCH_SECONDS + _GPU_WINDOW_SECONDS + _GPU_WINDOW_FACTOR * product + moved)
+
+
+def _idle_share(problem: Problem) -> float:
+    """Turns of tiles of a product in full float32 over those that it would take if its last one were full too."""
+    rows, pixels = problem.out_channels_per_group * problem.taps, problem.batch * problem.in_pixels
+    tiles = problem.groups * -(-rows // _GPU_PRODUCT_TILE) * -(-pixels // _GPU_PRODUCT_TILE)
+    if 2 * tiles < _GPU_PRODUCTS_AT_ONCE:  # smaller ones then
+        return 1.0
+    return -(-tiles // _GPU_PRODUCTS_AT_ONCE) * _GPU_PRODUCTS_AT_ONCE / tiles
 
 
 def _turning_seconds(problem: Problem) -> float:
