@@ -60,7 +60,7 @@ constexpr int kFirstTurned = 9;
   DO(35, Value, 4, 4, 1, 4)                      \
   DO(36, Value, 2, 8, 2, 8)                      \
   DO(37, Value, 4, 4, 2, 8)
-// And those of float32 in full, of the first and of the second kind.
+// And those of float32 in full (LastExact), upright and turned.
 #define UPFOLD_LAST_EXACT_TILES(DO, Value) \
   DO(38, Value, 1, 16, 1, 1, 8)            \
   DO(39, Value, 2, 8, 1, 1, 8)             \
