@@ -103,10 +103,13 @@ def _asked_for(ctx: Any) -> Wanted:
     if _will_run is None or needed.count(True) == 1:
         return needed
     pairs = zip(needed, ctx.next_functions)  # of the tensors alone, which lead the inputs
+    asked = []
     try:
-        asked = [needs and _will_run(node) for needs, (node, _) in pairs]
-    except RuntimeError:  # a leaf is named
-        asked = [needs and _is_asked_for(node) for needs, (node, _) in zip(needed, ctx.next_functions)]
+        for needs, (node, _) in pairs:
+            asked.append(needs and _will_run(node))
+    except RuntimeError:  # this leaf is named, and others behind it may be: torch takes 12 us to say so of each
+        asked.append(True)
+        asked += [needs and _is_asked_for(node) for needs, (node, _) in pairs]
     asked.append(False)  # for a bias of None
     return asked
 
