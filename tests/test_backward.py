@@ -13,7 +13,7 @@ import upfold
 from oracle import dtype_name
 from small_layer import ARGUMENTS, layer, operands, record_runs, skip_half_where_torch_lacks_it, torch_layer
 from test_transforms import compiled
-from upfold import autograd, backward
+from upfold import autograd, backward, execute
 from upfold.problem import Operator
 
 WANTED = pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3))[1:], ids=str)
@@ -96,6 +96,26 @@ def test_only_gradients_asked_for_are_computed(with_bias, asked_for, wanted, dev
     expected = [Operator.CONV] * wanted[0] + [Operator.CONV_TRANSPOSE_WEIGHT] * wanted[1]
     assert sorted(run.problem.operator for run in ran) == expected
     assert len(sums) == (wanted[2] and with_bias)
+
+
+@pytest.mark.parametrize("first", [Operator.CONV, Operator.CONV_TRANSPOSE_WEIGHT], ids=lambda operator: operator.name)
+def test_the_operator_with_more_scratch_runs_first(first, device, monkeypatch):
+    """Its scratch lies where the other's result will."""
+    ran, init = record_runs(monkeypatch), execute.Launch.__init__
+
+    def with_scratch(launch, problem, *rest):
+        init(launch, problem, *rest)
+        launch.workspace_bytes += (problem.operator == first) << 20
+        launch.elements = (launch.workspace_bytes,)
+
+    monkeypatch.setattr(execute.Launch, "__init__", with_scratch)
+    x, w, b = operands(device, requires_grad=True)
+    with upfold.use(algorithm="direct"):  # each by itself, on a GPU too
+        y = layer(x, w, b)
+        ran.clear()
+        y.sum().backward()
+    second = {Operator.CONV, Operator.CONV_TRANSPOSE_WEIGHT} - {first}
+    assert [run.problem.operator for run in ran] == [first, *second]
 
 
 def test_only_wanted_second_gradients_are_computed(device, monkeypatch):

@@ -112,7 +112,7 @@ std::vector<int> fused_point_tiles();
 // to outputs that all have a tap, with a weight whose rows are dense); `alignment` bytes, at most 16, divide the address of w.
 bool fused_point_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct PointPlan;
-// What a choice launches: blocks, channels of x that each sums over, and samples of one.
+// What a choice launches: blocks, channels of x that each loads, in whole steps, and samples of one.
 struct FusedPointWork {
   std::int64_t blocks, rows, samples;
 };

@@ -67,7 +67,7 @@ LastPlan plan_last(int device, const Problem& p, int config, std::int64_t alignm
   const SharedMemory shared = shared_memory(device);
   const std::int64_t each = tile.blocks == 1 ? shared.of_block : shared.of_multiprocessor / tile.blocks - (1 << 10);
   const LastPlan plan = LastPlanner(p, tile, each, alignment, cap).plan(true);
-  return plan.possible ? plan : LastPlanner(p, tile, each, alignment, cap).plan(false);
+  return plan.possible || cap == kUncapped ? plan : LastPlanner(p, tile, each, alignment, cap).plan(false);
 }
 
 }  // namespace

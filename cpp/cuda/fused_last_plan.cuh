@@ -41,19 +41,20 @@ class LastPlanner : LastAlternator {
 
   bool choose(bool within_cap) {
     if (within_cap && !tile_.planes && !tile_.transposes && !lies_in_boxes()) {
-      const std::int64_t columns =
-          ceil_div(result_channels() * (plan_.job.flat ? kernel_taps(p_) : 1), std::int64_t(tile_.columns));
-      const std::int64_t packed =
-          p_.groups * columns * ceil_div(source_values(), chunk()) * std::int64_t(pairs_.size()) * pair_bytes();
-      most_samples_ = std::max<std::int64_t>(1, (cap_ - packed) / std::max<std::int64_t>(1, sample_bytes()));
+      const std::int64_t sample = std::max<std::int64_t>(1, sample_bytes());
+      most_samples_ = std::max<std::int64_t>(1, (cap_ - 16 * weight_vectors()) / sample);
     }
     return LastAlternator::choose();
   }
-  // Of the packed source.
-  std::int64_t sample_bytes() const {
-    const std::int64_t vectors = ceil_div(source_values() * p_.groups * element_, std::int64_t(16));
-    return 16 * vectors * source_size_[0] * source_size_[1] * packed_row();
+  std::int64_t columns() const { return result_channels() * (plan_.job.flat ? kernel_taps(p_) : 1); }
+  std::int64_t column_tiles() const { return ceil_div(columns(), std::int64_t(tile_.columns)); }
+  std::int64_t chunks() const { return ceil_div(source_values(), chunk()); }
+  // Of the packed weight; of a pixel of the packed source, and bytes of one sample.
+  std::int64_t weight_vectors() const {
+    return p_.groups * column_tiles() * chunks() * std::int64_t(pairs_.size()) * tile_.columns * tile_.vectors;
   }
+  std::int64_t pixel_vectors() const { return ceil_div(source_values() * p_.groups * element_, std::int64_t(16)); }
+  std::int64_t sample_bytes() const { return 16 * pixel_vectors() * source_size_[0] * source_size_[1] * packed_row(); }
 
   bool tables() {
     LastJob& job = plan_.job;
@@ -130,14 +131,12 @@ class LastPlanner : LastAlternator {
                      std::int32_t(result_step_[i]), std::int32_t(result_size_[i])};
       tiles *= along;
     }
-    const std::int64_t columns = result_channels() * (job.flat ? kernel_taps(p_) : 1);
-    const std::int64_t column_tiles = ceil_div(columns, std::int64_t(tile_.columns));
-    tiles *= column_tiles * sets_ * p_.groups;
-    job.column_tiles = make_divisor(column_tiles), job.sets = make_divisor(sets_), job.groups = make_divisor(p_.groups);
+    tiles *= column_tiles() * sets_ * p_.groups;
+    job.column_tiles = make_divisor(column_tiles()), job.sets = make_divisor(sets_), job.groups = make_divisor(p_.groups);
     job.channels = make_divisor(result_channels());
     job.kernel_h = make_divisor(p_.kernel_h), job.kernel_w = make_divisor(p_.kernel_w);
-    job.batch = std::int32_t(p_.batch), job.columns = std::int32_t(columns);
-    job.chunks = std::int32_t(ceil_div(source_values(), chunk())), job.pairs = std::int32_t(pairs_.size());
+    job.batch = std::int32_t(p_.batch), job.columns = std::int32_t(columns());
+    job.chunks = std::int32_t(chunks()), job.pairs = std::int32_t(pairs_.size());
     job.source_channels = std::int32_t(source_values());
     const Strides& r = result_strides();
     job.y_n = r.n, job.y_c = r.c, job.y_axis[0] = r.d, job.y_axis[1] = r.h, job.y_axis[2] = r.w;
@@ -277,8 +276,7 @@ class LastPlanner : LastAlternator {
     pack.pairs = make_divisor(std::max(1, job.pairs)), pack.columns = make_divisor(tile_.columns);
     pack.vectors = make_divisor(tile_.vectors), pack.chunks = make_divisor(job.chunks), pack.column_tiles = job.column_tiles;
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
-    const std::int64_t count =
-        p_.groups * job.column_tiles.value * job.chunks * std::int64_t(job.pairs) * tile_.columns * tile_.vectors;
+    const std::int64_t count = weight_vectors();
     pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat,
     pack.in_order = tile_.turned || tile_.to_planes || (tile_.alternates && element_ == 2),
     pack.spread = tile_.planes && element_ == 4, pack.exact = tile_.exact;
@@ -328,7 +326,7 @@ class LastPlanner : LastAlternator {
     Strides s = source_strides();
     if (tile_.planes || tile_.transposes) return true;
     if (!lies_in_boxes()) {
-      const std::int64_t vectors = ceil_div(source_values() * p_.groups * element_, std::int64_t(16));
+      const std::int64_t vectors = pixel_vectors();
       const std::int64_t rows = source_size_[0] * source_size_[1], pixels = rows * source_size_[2], packed = rows * packed_row();
       const std::int64_t left = cap_ - plan_.packed_bytes, sample = sample_bytes(), parts = best_.samples;
       plan_.batch = std::min(p_.batch, std::max<std::int64_t>(1, left / sample / parts) * parts);

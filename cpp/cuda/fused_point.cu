@@ -207,7 +207,8 @@ FusedPointCall::FusedPointCall(int device, const Problem& p, int config, std::in
 
 FusedPointWork FusedPointCall::work() const {
   if (plan_ == nullptr) return {};
-  return {plan_->blocks, plan_->job.rows, plan_->samples};
+  const std::int64_t step = kPointLoads * kPointThreads * 16 / element_bytes(dtype_) / kPointColumns;
+  return {plan_->blocks, ceil_div(std::int64_t(plan_->job.rows), step) * step, plan_->samples};
 }
 
 void FusedPointCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

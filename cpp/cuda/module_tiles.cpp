@@ -44,7 +44,7 @@ py::tuple fused_heads_work(const FusedHeadsCall& call) {
   return py::make_tuple(work.blocks, work.warps, work.turns, work.units, work.products, work.row_bytes);
 }
 
-// (blocks, channels of x that one sums over, samples of one)
+// (blocks, channels of x that one loads, samples of one)
 py::tuple fused_point_work(const FusedPointCall& call) {
   const FusedPointWork work = call.work();
   return py::make_tuple(work.blocks, work.rows, work.samples);

@@ -7,7 +7,7 @@ its columns. The gradient of the bias comes with that of the weight where its ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,10 +38,8 @@ class Turned(NamedTuple):
         """The gradients in x and in w."""
         pixels = g.new_empty_strided(g.shape, self.strides)
         self.copy.run(g.data_ptr(), pixels.data_ptr(), self.conv.stream)
-        if _is_weight_first(self.conv, self.weight):
-            w_grad = _run_weight(self.weight, pixels, x, None)
-            return _run_conv(self.conv, pixels, x, w), w_grad
-        return _run_conv(self.conv, pixels, x, w), _run_weight(self.weight, pixels, x, None)
+        x_grad, w_grad = _run_both(self.conv, self.weight, pixels, x, w, _weight_alone)
+        return x_grad, w_grad
 
 
 class Shared(NamedTuple):
@@ -70,17 +68,13 @@ class Apart(NamedTuple):
 
     def run(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The gradients in x and in w."""
-        if _is_weight_first(self.conv, self.weight):
-            w_grad = _run_weight(self.weight, g, x, None)
-            return _run_conv(self.conv, g, x, w), w_grad
-        return _run_conv(self.conv, g, x, w), _run_weight(self.weight, g, x, None)
+        x_grad, w_grad = _run_both(self.conv, self.weight, g, x, w, _weight_alone)
+        return x_grad, w_grad
 
     def run_with_bias(self, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same, and the gradient in the bias."""
-        if _is_weight_first(self.conv, self.weight):
-            grads = _weight_and_bias(self.weight, g, x)
-            return _run_conv(self.conv, g, x, w), *grads
-        return _run_conv(self.conv, g, x, w), *_weight_and_bias(self.weight, g, x)
+        x_grad, w_grad, bias_grad = _run_both(self.conv, self.weight, g, x, w, _weight_and_bias)
+        return x_grad, w_grad, bias_grad
 
 
 def gradients(
@@ -132,15 +126,23 @@ def _weight_and_bias(launch: Launch, g: torch.Tensor, x: torch.Tensor) -> tuple[
     return _run_weight(launch, g, x, bias_grad), bias_grad
 
 
-def _is_weight_first(conv: Launch, weight: Launch) -> bool:
-    """Whether a backward holds less at its peak where the weight's gradient comes first: scratch lies where the other's will."""
-    return weight.workspace_bytes > conv.workspace_bytes
+def _weight_alone(launch: Launch, g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (_run_weight(launch, g, x, None),)
 
 
-def _run_conv(launch: Launch, g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    x_grad = x.new_empty_strided(launch.shape, launch.strides)
-    launch.run(x_grad, w, None, g)
-    return x_grad
+def _run_both(
+    conv: Launch,
+    weight: Launch,
+    g: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    run_weight: Callable[..., tuple[torch.Tensor, ...]],
+) -> tuple[torch.Tensor, ...]:
+    """The gradient in x and what `run_weight` gives, the one with more scratch first: that lies where the other's result will."""
+    first = run_weight(weight, g, x) if weight.workspace_bytes > conv.workspace_bytes else ()
+    x_grad = x.new_empty_strided(conv.shape, conv.strides)
+    conv.run(x_grad, w, None, g)
+    return x_grad, *(first or run_weight(weight, g, x))
 
 
 def _run_weight(launch: Launch, g: torch.Tensor, x: torch.Tensor, bias_grad: torch.Tensor | None) -> torch.Tensor:

@@ -43,7 +43,7 @@ _GPU_BYTES = 3.76e12  # a second
 _GPU_GEMM_FLOPS = {torch.float16: 1.31e15, torch.bfloat16: 1.31e15, torch.float32: 55e12, torch.float64: 46e12}
 _GPU_GEMM_TF32_FLOPS = 350e12
 # Rows and columns of a tile of cuBLAS's products in full float32, and how many an H200 has at once: fewer, or a few more, leave
-# much of it idle (nnU-Net 512 -> 512, 96 tiles, took 1.2 times what was said without).
+# much of it idle (nnU-Net 512 -> 512, 96 tiles, took 1.14 times what was said without).
 _GPU_PRODUCT_TILE, _GPU_PRODUCTS_AT_ONCE = 128, 132
 # Input channels of a group at which the product reaches half of that, in TF32 and else. With the first as the second, and 243e12,
 # deep products took 0.6 of what was said, and the choice was 21 % off on one layer (2048 -> 256 on 8 x 6).
@@ -167,7 +167,7 @@ def _gemm_on_gpu(problem: Problem) -> float:
     rate = _GPU_GEMM_TF32_FLOPS if problem.allow_tf32 else _GPU_GEMM_FLOPS.get(problem.dtype, 20e12)
     half_depth = _GPU_GEMM_TF32_HALF_DEPTH if problem.allow_tf32 else _GPU_GEMM_HALF_DEPTH
     product = 2.0 * columns * depth / (rate * depth / (depth + half_depth))
-    if problem.dtype is torch.float32 and not problem.allow_tf32:
+    if problem.in_full_float32:
         product *= _idle_share(problem)
     memory = problem.bytes / _GPU_BYTES
     more = _innermost_seconds(problem, columns)

@@ -199,6 +199,11 @@ class Problem:
         return self.out_channels // self.groups
 
     @property
+    def in_full_float32(self) -> bool:
+        """Whether values are float32 and TF32 is not allowed."""
+        return self.dtype is torch.float32 and not self.allow_tf32
+
+    @property
     def bytes(self) -> int:
         """Bytes of x, w and y, each counted once: the traffic that no method can avoid."""
         elements = (

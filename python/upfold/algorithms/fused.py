@@ -141,16 +141,16 @@ class Fused:
             return f"it needs compute capability {least} or newer, and kernels that were compiled for it"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"tensor cores do not multiply {str(problem.dtype).removeprefix('torch.')} here"
-        exact = problem.dtype is torch.float32 and not problem.allow_tf32
+        exact = problem.in_full_float32
         if exact and problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             return "torch's convolution switch asks for full float32; its gradient of the weight would round to TF32"
         if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
             return fused_weight.reject(problem, cuda.index(device))
         if not _microseconds(problem, cuda.index(device)):
             if problem.operator is Operator.CONV:
-                return fused_exact.REFUSAL if exact else fused_input.REFUSAL
+                return fused_exact.REFUSAL_OF_INPUT if exact else fused_input.REFUSAL
             if exact:
-                return "torch's convolution switch asks for full float32; its tiles want groups of two, and whole weights in them"
+                return fused_exact.REFUSAL
             return "its taps reach too far, or a count of positions is beyond 2^30"
         if not self.configs(problem, device):
             return f"its copy of the weight is beyond the cap of {problem.workspace_cap} bytes; raise UPFOLD_WORKSPACE_MB"
@@ -300,7 +300,7 @@ def _width(kind: _Kind, phases: int, channels: int, vectors: int) -> float:
 def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows: int, units: int, multiprocessors: int) -> float:
     """Predict the time of tiles of `rows` pairs: the copies, products and stores of a multiprocessor add up."""
     tiles, steps, copies, blocks = work
-    exact = problem.dtype is torch.float32 and not problem.allow_tf32
+    exact = problem.in_full_float32
     kind = 2 if exact else int(DTYPE_BYTES[problem.dtype] == 2)
     rates = _PHASES[kind]
     outputs = problem.batch * problem.out_channels * prod(problem.out_size) / max(1, tiles)
@@ -322,7 +322,7 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
     if problem.operator is Operator.CONV:
-        if problem.dtype is torch.float32 and not problem.allow_tf32:
+        if problem.in_full_float32:
             return fused_exact.microseconds(problem, device)
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
@@ -339,7 +339,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
 @lru_cache(maxsize=4096)
 def _tile_microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the forward's own tiles: waves of tiles, each of some steps, which multiply or wait for their inputs."""
-    if problem.dtype is torch.float32 and not problem.allow_tf32 and problem.in_channels_per_group == 1:
+    if problem.in_full_float32 and problem.in_channels_per_group == 1:
         return {}  # their sums of few products were 1.3 times the bound in full float32
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import fused_last
 
@@ -43,7 +41,7 @@ _TURNED: Mapping[int, float] = {201: 0.89, 204: 0.77, 205: 0.9, 209: 0.85, 214: 
 
 def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict[int, float]:
     """Return predicted times of tiles, by config, as they are set against each other."""
-    if problem.dtype is torch.float32 and not problem.allow_tf32:
+    if problem.in_full_float32:
         return predicted
     half = DTYPE_BYTES[problem.dtype] == 2
     if problem.operator is Operator.CONV:

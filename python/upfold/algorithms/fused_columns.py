@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
-
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda
 
@@ -43,7 +41,7 @@ def call(problem: Problem, config: int, device: int) -> Any:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: the steps of a block, or the copies of x."""
-    if problem.operator is not Operator.CONV_TRANSPOSE or (problem.dtype is torch.float32 and not problem.allow_tf32):
+    if problem.operator is not Operator.CONV_TRANSPOSE or problem.in_full_float32:
         return {}
     module = cuda.module()
     rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]

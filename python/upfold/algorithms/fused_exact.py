@@ -25,15 +25,19 @@ _EQUAL_IN_ORDER: dict[int, float] = {0: 1.09}
 _ODD_STRIDE, _FILLED = 1.4, 1.8
 _LEAST_SCATTERED = 2.0  # times as long, from which results of TF32's tiles are stored each by itself or in parts
 REFUSAL = (
+    "torch's convolution switch asks for full float32, whose tiles want two input channels in a group and hold whole weights, or "
+    "with compute capability 9.0, 16 input and 8 output channels in a group"
+)
+REFUSAL_OF_INPUT = (
     "torch's convolution switch asks for full float32, whose gradient of the input wants compute capability 9.0, 8 input and 16 "
     "output channels in a group, and taps and sizes that fit a tile"
 )
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to every tile of 50 layers and 45 of their gradients on an H200 (9 % off).
+    """What predicts the microseconds of a call: fitted to every tile of 50 layers and their gradients on an H200.
 
-    Like those of other tiles they order tiles and methods, and are no rates of the device.
+    Near the fastest they are 9 % off. Like those of other tiles they order tiles and methods, and are no rates of the device.
     """
 
     call: float
@@ -104,7 +108,7 @@ def _stored(problem: Problem, config: int, phases: int) -> float:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits a problem of full float32: waves of tiles, which multiply, load and store."""
-    if problem.dtype is not torch.float32 or problem.allow_tf32:
+    if not problem.in_full_float32:
         return {}
     module, rates = cuda.module(), _RATES
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -53,7 +53,7 @@ def call(problem: Problem, device: int) -> Any:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict its time, by config, where it fits: multiprocessors load a patch of the gradient and multiply it, tile by tile."""
-    if problem.operator is Operator.CONV_TRANSPOSE or (problem.dtype is torch.float32 and not problem.allow_tf32):
+    if problem.operator is Operator.CONV_TRANSPOSE or problem.in_full_float32:
         return {}
     planned = call(problem, device)
     if planned.workspace_bytes < 0:

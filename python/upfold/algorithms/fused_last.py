@@ -142,7 +142,7 @@ def lies(problem: Problem, device: int) -> bool:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, which multiply or wait for what they copy, and store."""
-    if problem.dtype is torch.float32 and not problem.allow_tf32:
+    if problem.in_full_float32:
         return {}
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count

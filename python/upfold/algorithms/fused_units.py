@@ -41,7 +41,7 @@ def call(problem: Problem, config: int, device: int) -> Any:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of blocks, which fill in and then multiply or store."""
-    if problem.operator is not Operator.CONV_TRANSPOSE or (problem.dtype is torch.float32 and not problem.allow_tf32):
+    if problem.operator is not Operator.CONV_TRANSPOSE or problem.in_full_float32:
         return {}
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -59,7 +59,7 @@ def call(problem: Problem, config: int, device: int) -> Any:
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of blocks, whose tiles of positions multiply or wait for their copies."""
-    if problem.dtype is torch.float32 and not problem.allow_tf32:
+    if problem.in_full_float32:
         return {}
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]
