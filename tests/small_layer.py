@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import upfold
-from upfold import cases, execute
+from upfold import backward, cases, execute
 from upfold.algorithms import REGISTRY
 from upfold.problem import Problem
 
@@ -62,4 +62,23 @@ def record_runs(monkeypatch):
     for name, method in REGISTRY.items():
         monkeypatch.setattr(method, "run", ran_by(name, method.run))
         monkeypatch.setattr(method, "prepare", prepared_by(name, method.prepare))
+    record_shared(monkeypatch, ran)
     return ran
+
+
+def record_shared(monkeypatch, ran):
+    """The same of both gradients from one matrix of columns, which is one call."""
+    problems, together, run = {}, backward.together, backward.Shared.run
+
+    def remember(*arguments):
+        found = together(*arguments)
+        if found is not None and found.call is not None:
+            problems[id(found.call)] = found.problems
+        return found
+
+    def run_recorded(shared, *operands):
+        ran.extend(Run("gemm", problem) for problem in problems[id(shared.call)])
+        return run(shared, *operands)
+
+    monkeypatch.setattr(backward, "together", remember)
+    monkeypatch.setattr(backward.Shared, "run", run_recorded)
