@@ -121,12 +121,15 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstExact = 38;
 #define UPFOLD_INSTANTIATE_LAST_EXACT(Value)                           \
   UPFOLD_LAST_EXACT_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_KERNEL, Value) \
   UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_TURNED_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST(Value, Bits)                                                                                   \
-  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value)                                                                     \
-  template __global__ void fused_last_pack_kernel<Value>(const __grid_constant__ LastPackJob, const Value*, uint4*);           \
-  template __global__ void fused_last_pack_both_kernel<Value, Bits>(const __grid_constant__ LastPackJob, const Value*, uint4*, \
-                                                                    std::uint32_t, const __grid_constant__ LastSourceJob,      \
-                                                                    const Bits*, uint4*);
+#define UPFOLD_INSTANTIATE_LAST_PACK(Value, Bits, kTurned)                                                                    \
+  template __global__ void fused_last_pack_kernel<Value, kTurned>(const __grid_constant__ LastPackJob, const Value*, uint4*); \
+  template __global__ void fused_last_pack_both_kernel<Value, Bits, kTurned>(                                                 \
+      const __grid_constant__ LastPackJob, const Value*, uint4*, std::uint32_t, const __grid_constant__ LastSourceJob,        \
+      const Bits*, uint4*);
+#define UPFOLD_INSTANTIATE_LAST(Value, Bits)               \
+  UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_KERNEL, Value) \
+  UPFOLD_INSTANTIATE_LAST_PACK(Value, Bits, false)         \
+  UPFOLD_INSTANTIATE_LAST_PACK(Value, Bits, true)
 #define UPFOLD_INSTANTIATE_LAST_SOURCE(Bits) \
   template __global__ void fused_last_source_kernel<Bits>(const __grid_constant__ LastSourceJob, const Bits*, uint4*);
 
@@ -141,13 +144,16 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstExact = 38;
 
 namespace upfold::cuda {
 
-inline unsigned last_pack_blocks(const LastPlan& plan) { return (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads; }
+inline unsigned last_pack_blocks(const LastPlan& plan) {
+  return plan.pack.blocks > 0 ? plan.pack.blocks : (plan.pack.count + kLastPackThreads - 1) / kLastPackThreads;
+}
 
 template <typename Value>
 void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
   if (plan.pack.count == 0) return;
-  launch_kernel("fused", fused_last_pack_kernel<Value>, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack,
-                static_cast<const Value*>(w), static_cast<uint4*>(packed));
+  const auto kernel = plan.pack.blocks > 0 ? fused_last_pack_kernel<Value, true> : fused_last_pack_kernel<Value, false>;
+  launch_kernel("fused", kernel, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack, static_cast<const Value*>(w),
+                static_cast<uint4*>(packed));
 }
 
 struct LastOperands {
@@ -167,13 +173,15 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
     return from;
   }
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
-  const LastSourceJob job = source_at(plan.source_pack, from);
-  const unsigned blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
+  const LastSourceJob job = source_at(plan.source_pack, from, samples);
+  const unsigned blocks = unsigned(source_blocks(job));
   const auto bits = reinterpret_cast<const Bits*>(from);
   const auto to = static_cast<uint4*>(operands.packed_source);
   if (packs) {
     const unsigned weight_blocks = last_pack_blocks(plan);
-    launch_kernel("fused", fused_last_pack_both_kernel<Value, Bits>, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
+    const auto kernel =
+        plan.pack.blocks > 0 ? fused_last_pack_both_kernel<Value, Bits, true> : fused_last_pack_both_kernel<Value, Bits, false>;
+    launch_kernel("fused", kernel, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
                   static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
   } else {
     launch_kernel("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_last_alternate.cuh"
+#include "fused_last_pack_plan.cuh"
 
 namespace upfold::cuda {
 namespace {
@@ -285,12 +286,14 @@ class LastPlanner : LastAlternator {
     pack.by_channel = job.flat || pack.w_result == 1;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;
     pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
+    if (count >= kMostLastCount) return false;
     if (lie()) {
       pack.count = 0;
     } else {
       plan_.packed_bytes = 16 * count;
+      if (aligned_) LastPackPlanner(p_, pack, element_, tile_.exact ? kExactChannels : chunk()).plan();
     }
-    return count < kMostLastCount && source();
+    return source();
   }
 
   // Whether weights are multiplied as they lie, in boxes: their channels are innermost, and lanes exchange whole vectors.
@@ -342,7 +345,6 @@ class LastPlanner : LastAlternator {
     LastSourceJob& job = plan_.source_pack;
     job = source_job(s, source_channels() * p_.groups, vectors, pixels, source_size_[2], source_size_[1]);
     job.gap = std::uint32_t(packed_row() - source_size_[2]);
-    job.packed += job.gap * std::uint32_t(source_size_[0] * source_size_[1]);
     if (tile_.exact) split_source(job);
     quicken_source(job, s, plan_.batch, element_);
   }

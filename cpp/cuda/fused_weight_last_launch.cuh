@@ -14,11 +14,12 @@ __global__ void __launch_bounds__(kSourceThreads)
     fused_weight_last_pack_kernel(std::uint32_t x_blocks, const __grid_constant__ LastSourceJob x_job, const Bits* __restrict__ x,
                                   uint4* __restrict__ x_packed, const __grid_constant__ LastSourceJob y_job,
                                   const Bits* __restrict__ y, uint4* __restrict__ y_packed) {
+  __shared__ uint4 memory[kSourceVectors];
   let_next_begin();
   if (blockIdx.x < x_blocks) {
-    pack_source(x_job, blockIdx.x, x, x_packed);
+    pack_source(x_job, blockIdx.x, x, x_packed, memory);
   } else {
-    pack_source(y_job, blockIdx.x - x_blocks, y, y_packed);
+    pack_source(y_job, blockIdx.x - x_blocks, y, y_packed, memory);
   }
 }
 
@@ -76,8 +77,8 @@ struct WeightLastSamples {
   WeightLastSamples(const WeightLastOperand& operand, const Value* own, std::int64_t samples, void* packed)
       : from(reinterpret_cast<const Bits*>(own)) {
     if (operand.packed_bytes == 0) return;
-    job = source_at(operand.pack, own), to = static_cast<uint4*>(packed);
-    blocks = unsigned(samples) * job.channel_tiles.value * job.pixel_tiles.value;
+    job = source_at(operand.pack, own, samples), to = static_cast<uint4*>(packed);
+    blocks = unsigned(source_blocks(job));
   }
   const void* address() const { return to != nullptr ? static_cast<const void*>(to) : from; }
 };

@@ -20,18 +20,19 @@ namespace upfold::cuda {
 
 struct ToPixelsPlan {
   LastSourceJob job;
+  std::int64_t samples;
   unsigned blocks;
   bool narrow;  // elements of 2 bytes
 };
 
 namespace {
 
-constexpr std::int64_t kMost = std::int64_t(1) << 30;  // pixels of a sample, vectors of a pixel, blocks
+constexpr std::int64_t kMost = std::int64_t(1) << 30;  // pixels, vectors of a pixel, blocks
 
 template <typename Bits>
 void run_to_pixels(const Launch& launch, const ToPixelsPlan& plan, const void* from, void* to) {
-  launch_kernel("to_pixels", fused_last_source_kernel<Bits>, launch, plan.blocks, kSourceThreads, source_at(plan.job, from),
-                static_cast<const Bits*>(from), static_cast<uint4*>(to));
+  launch_kernel("to_pixels", fused_last_source_kernel<Bits>, launch, plan.blocks, kSourceThreads,
+                source_at(plan.job, from, plan.samples), static_cast<const Bits*>(from), static_cast<uint4*>(to));
 }
 
 }  // namespace
@@ -39,10 +40,12 @@ void run_to_pixels(const Launch& launch, const ToPixelsPlan& plan, const void* f
 ToPixelsCall::ToPixelsCall(int device, const PlanesTensor& tensor) : device_(device) {
   const std::int64_t size = element_bytes(tensor.dtype), channels = tensor.channels;
   const std::int64_t pixels = tensor.size[0] * tensor.size[1] * tensor.size[2], vectors = channels * size / 16;
-  if (size > 4 || channels * size % 16 != 0 || pixels == 0 || pixels >= kMost || channels >= kMost) return;
-  ToPixelsPlan plan{source_job(tensor.strides, channels, vectors, pixels, tensor.size[2], tensor.size[1]), 0, size == 2};
+  if (size > 4 || channels * size % 16 != 0 || pixels == 0 || channels >= kMost || tensor.samples * pixels >= kMost) return;
+  ToPixelsPlan plan{source_job(tensor.strides, channels, vectors, pixels, tensor.size[2], tensor.size[1]), tensor.samples, 0,
+                    size == 2};
   quicken_source(plan.job, tensor.strides, tensor.samples, size);
-  const std::int64_t blocks = tensor.samples * plan.job.channel_tiles.value * plan.job.pixel_tiles.value;
+  plan.job.pixels = std::uint32_t(tensor.samples * pixels);
+  const std::int64_t blocks = source_blocks(plan.job);
   if (blocks == 0 || blocks >= kMost) return;
   plan.blocks = unsigned(blocks);
   plan_ = std::make_shared<const ToPixelsPlan>(plan);
