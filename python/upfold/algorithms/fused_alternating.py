@@ -61,7 +61,10 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
     least = 1e-6 * problem.bytes * rates.memory
     narrow = _NARROW if kind > 0 and width * size < _SECTOR else 1.0
-    return narrow * _AGAINST_OTHERS[kind][size == 2] * (rates.call + max(time, least) + rates.beside * min(time, least))
+    spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride
+    many = (kind, size) == (2, 4) and spans and turns >= _MANY_TURNS
+    against = _AGAINST_MANY if many else _AGAINST_OTHERS[kind][size == 2]
+    return narrow * against * (rates.call + max(time, least) + rates.beside * min(time, least))
 
 
 # By kind (channels innermost in x and y, planes, planes of y alone, planes that are transposed), of TF32 and of 16-bit values.
@@ -101,3 +104,6 @@ _RATES = (
 # rates were fitted to, the choice among all tiles and `gemm` takes up to 2 % (forward) and 1 to 3 % (gradient of the input)
 # longer than the fastest.
 _AGAINST_OTHERS = ((0.94, 1.04), (1.0, 1.0), (1.22, 0.9), (1.0, 1.05))
+# The same of TF32 and results in planes, where each multiprocessor has so many tiles of a kernel that spans several strides: they
+# took 0.81 (dense 3x7) to 0.94 (k3 s2) of the time predicted, pose 256 304 us, and the tile that was preferred there 335.
+_MANY_TURNS, _AGAINST_MANY = 8, 0.93

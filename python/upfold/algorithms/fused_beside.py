@@ -27,6 +27,10 @@ _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
 # And of some where rows of x are no whole vectors, beside tiles of boxes (Mask R-CNN, 14 x 14).
 _ODD_ROWS, _ODD_TILES, _VECTOR_BYTES = 1.7, (16, 17, 18, 19, 21, 22, 23, 24, 25, 26, 27), 16
 _ODD_BOXES: tuple[Mapping[int, float], ...] = ({222: 1.0, 223: 1.1, 234: 0.85}, {})  # for those above, of boxes
+# And of planes of TF32, where 222 is predicted to take so many microseconds before, and there are so many channels: 223 is the
+# faster there (U-Net 1024 67 us for 73 to 76, YOLO 109 for 121), and slower below (nnU-Net's deepest 28 for 18) and of fewer
+# channels (SAM 64 -> 32 69 for 63).
+_LARGE, _MANY_CHANNELS, _LARGE_TILES = 65.0, 128, {223: 0.74}
 # The same of gradients of the input, of tensors whose width is innermost and of others; and of 16-bit values where y has its
 # channels innermost and x has not, as in a backward that turns y's gradient first.
 _GRADIENT: tuple[tuple[Mapping[int, float], ...], ...] = (
@@ -53,6 +57,8 @@ def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict
         times = _FORWARD[half][layout]
         if layout == 2 and problem.in_size[2] * DTYPE_BYTES[problem.dtype] % _VECTOR_BYTES:
             times = {**times, **dict.fromkeys(_ODD_TILES, _ODD_ROWS), **_ODD_BOXES[half]}
+        elif layout == 2 and not half and problem.out_channels_per_group >= _MANY_CHANNELS:
+            times = {**times, **(_LARGE_TILES if predicted.get(222, 0.0) >= _LARGE else {})}
         if fused_last.lies(problem, device):  # rates of those were fitted to the choice
             times = {config: factor for config, factor in times.items() if config < fused_last.FIRST}
     return {config: time * times.get(config, 1.0) for config, time in predicted.items()}
