@@ -7,9 +7,9 @@ namespace upfold::cuda {
 namespace {
 
 // Bytes of packed weights from which they are turned in shared memory: fewer are packed sooner by threads that take a vector each
-// (H200, microseconds of the layer: 123 KB 12.5 and 14.1 turned, 262 KB 22.0 and 24.0, 524 KB 44.3 and 46.3; 4.7 MB 76.8
-// and 71.6, 8.4 MB 77.9 and 69.7, 33.6 MB 226 and 208).
-constexpr std::int64_t kLeastTurned = 3 << 20;
+// (H200, microseconds of a layer, turned last: 123 KB 12.5 and 14.1, 262 KB 22.0 and 24.0, 524 KB 44.3 and 46.3, 4.2 MB 17.5 and
+// 18.6; 4.7 MB 76.4 and 71.9, 8.4 MB 77.9 and 70 to 75, 33.6 MB 226 and 209).
+constexpr std::int64_t kLeastTurned = 9 << 19;
 
 class LastPackPlanner {
  public:

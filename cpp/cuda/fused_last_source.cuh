@@ -5,6 +5,9 @@
 #include "divide.cuh"
 #include "exact.cuh"
 #include "values.cuh"
+#ifndef __CUDACC_RTC__
+#include "../error.h"
+#endif
 
 namespace upfold::cuda {
 
@@ -61,8 +64,10 @@ inline void split_source(LastSourceJob& job) {
 // As a launch reads some samples from an address, and its blocks.
 inline LastSourceJob source_at(LastSourceJob job, const void* from, std::int64_t samples) {
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(from);
+  const std::int64_t pixels = samples * job.sample.value;
+  require(pixels < std::int64_t(1) << 31, "pixels = ", pixels, "; a launch packs fewer than 2^31; lower the workspace cap");
   job.paired = job.paired && address % 4 == 0, job.lines = job.lines && address % 16 == 0;
-  job.pixels = std::uint32_t(samples * job.sample.value);
+  job.pixels = std::uint32_t(pixels);
   return job;
 }
 inline std::int64_t source_blocks(const LastSourceJob& job) {

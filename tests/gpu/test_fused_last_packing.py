@@ -18,14 +18,14 @@ if reason is not None:
 
 pytestmark = pytest.mark.gpu
 _UNET, _K4S2 = cases.find("unet-1024-512@32"), cases.find("dcgan-512-256@4")
-# Weights from 3 MB on: columns that are taps too, in pieces and groups, and channels that fill no line or no tile.
+# Weights from 5 MB on: columns that are taps too, in pieces and groups, and channels that fill no line or no tile.
 LARGE = {
-    "k2s2 large": dataclasses.replace(_UNET, in_size=(4, 4), batch=1),
-    "k2s2 large, groups": dataclasses.replace(_UNET, out_channels=1024, groups=2, in_size=(4, 4), batch=1),
-    "k2s2 large, 1000 to 520": dataclasses.replace(_UNET, in_channels=1000, out_channels=520, in_size=(4, 4), batch=1),
-    "k4s2 large, groups": dataclasses.replace(_K4S2, out_channels=512, groups=2, batch=2),
-    "k4s2 large, 520 to 264": dataclasses.replace(_K4S2, in_channels=520, out_channels=264, batch=2),
-    "3d large": dataclasses.replace(cases.find("nnunet3d-320-320@4"), batch=1),
+    "k2s2 large": dataclasses.replace(_UNET, out_channels=1024, in_size=(4, 4), batch=1),
+    "k2s2 large, groups": dataclasses.replace(_UNET, out_channels=2048, groups=2, in_size=(4, 4), batch=1),
+    "k2s2 large, 1000 to 1032": dataclasses.replace(_UNET, in_channels=1000, out_channels=1032, in_size=(4, 4), batch=1),
+    "k4s2 large, groups": dataclasses.replace(_K4S2, in_channels=1024, out_channels=1024, groups=2, batch=2),
+    "k4s2 large, 520 to 520": dataclasses.replace(_K4S2, in_channels=520, out_channels=520, batch=2),
+    "3d large": dataclasses.replace(cases.find("nnunet3d-320-320@4"), in_channels=640, out_channels=640, batch=1),
 }
 CASES = {**LAYERS, **SPLIT, **LARGE}
 

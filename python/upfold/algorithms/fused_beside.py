@@ -28,7 +28,7 @@ _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
 _ODD_ROWS, _ODD_TILES, _VECTOR_BYTES = 1.7, (16, 17, 18, 19, 21, 22, 23, 24, 25, 26, 27), 16
 _ODD_BOXES: tuple[Mapping[int, float], ...] = ({222: 1.0, 223: 1.1, 234: 0.85}, {})  # for those above, of boxes
 # And of planes of TF32, where 222 is predicted to take so many microseconds before, and there are so many channels: 223 is the
-# faster there (U-Net 1024 67 us for 73 to 76, YOLO 109 for 121), and slower below (nnU-Net's deepest 28 for 18) and of fewer
+# faster there (U-Net 1024 67 us for 73 to 76, YOLO 113 for 121), and slower below (nnU-Net's deepest 28 for 18) and of fewer
 # channels (SAM 64 -> 32 69 for 63).
 _LARGE, _MANY_CHANNELS, _LARGE_TILES = 65.0, 128, {223: 0.74}
 # The same of gradients of the input, of tensors whose width is innermost and of others; and of 16-bit values where y has its
