@@ -8,7 +8,7 @@ namespace {
 
 // Bytes of packed weights from which they are turned in shared memory: fewer are packed sooner by threads that take a vector each
 // (H200, microseconds of a layer, turned last: 123 KB 12.5 and 14.1, 262 KB 22.0 and 24.0, 524 KB 44.3 and 46.3, 4.2 MB 17.5 and
-// 18.6; 4.7 MB 76.4 and 71.9, 8.4 MB 77.9 and 70 to 75, 33.6 MB 226 and 209).
+// 18.6; 4.7 MB 76.4 and 71.9, 8.4 MB 77.9 and 70 to 76, 33.6 MB 226 and 209).
 constexpr std::int64_t kLeastTurned = 9 << 19;
 
 class LastPackPlanner {
@@ -70,8 +70,7 @@ class LastPackPlanner {
     lines.pixels = std::uint32_t(job_.result_channels * taps_), lines.sample = make_divisor(lines.pixels);
     const std::int64_t lined = rows_ * (job_.flat ? 1 : taps_);
     job_.lined = std::int32_t(lined);
-    const std::int64_t blocks = p_.groups * channel_blocks_ * ceil_div(lined, std::int64_t(kSourcePixels));
-    lines.steps = blocks > kSourceSteps * kSourceBusyBlocks ? kSourceSteps : 1;
+    lines.steps = source_steps(p_.groups * channel_blocks_ * ceil_div(lined, std::int64_t(kSourcePixels)));
     divide_into(ceil_div(lined, std::int64_t(kSourcePixels * lines.steps)));
   }
   void by_reduction() {

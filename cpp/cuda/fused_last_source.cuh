@@ -44,13 +44,15 @@ inline LastSourceJob source_job(const Strides& s, std::int64_t channels, std::in
   return job;
 }
 
-// For launches over some of `samples` samples of elements of `size` bytes: whole lines where they can be read, and more steps of
-// a block where that leaves each multiprocessor some blocks.
+// Of a block, where single steps would make so many blocks: more where that leaves each multiprocessor some.
+inline std::int32_t source_steps(std::int64_t blocks) { return blocks > kSourceSteps * kSourceBusyBlocks ? kSourceSteps : 1; }
+
+// For launches over some of `samples` samples of elements of `size` bytes: whole lines where they can be read.
 inline void quicken_source(LastSourceJob& job, const Strides& s, std::int64_t samples, std::int64_t size) {
   const std::int64_t pixels = job.sample.value, whole = 16 / size, width = job.width.value, height = job.height.value;
   const std::int64_t blocks = job.channel_tiles.value * ceil_div(samples * pixels, std::int64_t(kSourcePixels));
   const std::int64_t depth = pixels / (width * height);
-  job.steps = blocks > kSourceSteps * kSourceBusyBlocks ? kSourceSteps : 1;
+  job.steps = source_steps(blocks);
   const bool flat = (s.w == 1 || width == 1) && (s.h == width || height == 1) && (s.d == width * height || depth == 1);
   job.lines = flat && (s.n | s.c | pixels) % whole == 0;
   job.narrow = job.vectors == 1;

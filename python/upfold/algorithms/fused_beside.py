@@ -53,12 +53,13 @@ def compared(problem: Problem, predicted: dict[int, float], device: int) -> dict
         if half and problem.y_strides[1] == 1 and problem.x_strides[1] != 1:
             times = _TURNED
     else:
+        large = predicted.get(222, 0.0) >= _LARGE and problem.out_channels_per_group >= _MANY_CHANNELS
         layout = 2 if problem.y_strides[1] != 1 else int(problem.kernel_size == problem.stride)
         times = _FORWARD[half][layout]
         if layout == 2 and problem.in_size[2] * DTYPE_BYTES[problem.dtype] % _VECTOR_BYTES:
             times = {**times, **dict.fromkeys(_ODD_TILES, _ODD_ROWS), **_ODD_BOXES[half]}
-        elif layout == 2 and not half and problem.out_channels_per_group >= _MANY_CHANNELS:
-            times = {**times, **(_LARGE_TILES if predicted.get(222, 0.0) >= _LARGE else {})}
+        elif layout == 2 and not half and large:
+            times = {**times, **_LARGE_TILES}
         if fused_last.lies(problem, device):  # rates of those were fitted to the choice
             times = {config: factor for config, factor in times.items() if config < fused_last.FIRST}
     return {config: time * times.get(config, 1.0) for config, time in predicted.items()}
