@@ -33,12 +33,15 @@ Problem random_problem(Random& random, bool small) {
   const bool large = !small && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;
   const bool head = !small && !large && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;      // the last layer of a generator
   const bool one_pixel = !large && !head && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
+  // A weight that is packed in whole lines (fused_last_pack_plan.cuh), of channels that fill no tile.
+  const bool deep = !small && !large && !head && !one_pixel && pick(random, {0, 0, 0, 0, 0, 1}) != 0;
   for (;;) {
     p.dtype = Dtype(large ? 0 : pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
     p.in_channels = p.groups * pick(random, {1, 3, 8, 20, 70}), p.out_channels = p.groups * pick(random, {1, 2, 9, 40, 130});
-    const bool lanes = !large && !head && pick(random, {0, 0, 0, 1}) != 0;  // depthwise, in vectors of channels
+    const bool lanes = !large && !head && !deep && pick(random, {0, 0, 0, 1}) != 0;  // depthwise, in vectors of channels
     if (lanes) p.groups = p.in_channels = p.out_channels = pick(random, {4, 16, 20, 36});
+    if (deep) p.groups = 1, p.in_channels = pick(random, {520, 1032}), p.out_channels = pick(random, {132, 260, 520});
     std::int64_t* const in[] = {&p.in_d, &p.in_h, &p.in_w};
     std::int64_t* const out[] = {&p.out_d, &p.out_h, &p.out_w};
     std::int64_t* const kernel[] = {&p.kernel_d, &p.kernel_h, &p.kernel_w};
@@ -59,11 +62,14 @@ Problem random_problem(Random& random, bool small) {
       if (used && doubled != 0) *stride[i] = doubled, *kernel[i] = 2 * doubled, *dilation[i] = 1, *pad[i] = doubled / 2;
       if (head && i == 2) *in[i] = pick(random, {8, 16, 24, 40}), *pad[i] = pick(random, {0, 1, 1, 2, 3});
       if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
+      if (deep) *in[i] = std::min<std::int64_t>(*in[i], 5);
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       *out[i] += used ? pick(random, {0, 0, *stride[i] - 1}) : 0;
       possible = possible && *out[i] >= 1;
     }
     const std::int64_t columns = p.batch * in_pixels(p) * p.out_channels * kernel_taps(p);
+    const std::int64_t weight = p.in_channels * out_channels_per_group(p) * kernel_taps(p) * element_bytes(p.dtype);
+    if (deep && (weight < 9 << 19 || weight > 12 << 20)) continue;
     if (!possible || columns > (large ? 2000000 : 100000) || columns < (large ? 500000 : 0)) continue;
     const bool last = lanes && pick(random, {0, 1, 1}) != 0;
     p.x = dense(p.in_channels, p.in_d, p.in_h, p.in_w, last || pick(random, {0, 0, 1}) != 0);
