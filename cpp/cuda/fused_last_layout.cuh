@@ -182,9 +182,10 @@ class LastLayout {
     std::int64_t best = 0;
     double most = 0;
     for (std::int64_t run = 1; run <= 64 && run * tile_.row_phases <= kMostBox; ++run) {
-      if (p_.in_w % run != 0 || run * pixel % kSector != 0) continue;
-      const double row = double(run * pixel), rate = row / (1.3 + row / 32), pixels = double(64 / run * run);
-      if (pixels * rate >= most) best = run, most = pixels * rate;
+      const std::int64_t kept = 64 / run * run;  // of 64, from where the next box of x begins: with a vector
+      if (p_.in_w % run != 0 || run * pixel % kSector != 0 || kept * element_ % 16 != 0) continue;
+      const double row = double(run * pixel), rate = row / (1.3 + row / 32);
+      if (double(kept) * rate >= most) best = run, most = double(kept) * rate;
     }
     return best;
   }

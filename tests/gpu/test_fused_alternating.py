@@ -41,6 +41,9 @@ PLANES = {
     "rows of 12": _like("sam-256-64@64", in_channels=72, in_size=(14, 12), batch=50),
     "rows of 4": _like("sam-64-32@128", in_size=(4, 4), batch=60),
     "four phases": _like("dpt-256-256@37", in_channels=96, out_channels=72, in_size=(24, 16), batch=12),
+    # Of 54 pixels those that are whole sectors and those that are whole vectors differ.
+    "four phases, rows of 54": _like("pointpillars-256-128-k4", in_channels=64, out_channels=72, in_size=(9, 54), batch=5),
+    "rows of 54": _like("sam-64-32@128", in_size=(9, 54), batch=9),
     "groups": _like("sam-64-32@128", in_channels=128, out_channels=128, groups=2, in_size=(16, 32), batch=9),
     "3d": _like("nnunet3d-64-32@64", in_size=(6, 10, 16), batch=9),
     "4x4": _like("dcgan-128-64@16", batch=50),
