@@ -266,6 +266,8 @@ class LastCutter : protected LastLayout {
     const std::int64_t most = boxes ? tile_rows() : std::min(ceil_div(positions_[2], grain) * grain, tile_rows());
     for (std::int64_t w = most; w > 0; w -= grain) {
       if (boxes ? !is_row_of_planes(w) : !is_fair(positions_[2], w, grain)) continue;
+      // Boxes of planes begin with a vector: elsewhere the copy engine stops with an illegal instruction.
+      if (tile_.transposes && w < positions_[2] && w * element_ % 16 != 0) continue;
       for (std::int64_t h = std::min(positions_[1], tile_rows() / w); h > 0; --h) {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));

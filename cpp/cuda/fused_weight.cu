@@ -48,6 +48,32 @@ bool has_warpgroups(int device) {
 
 }  // namespace
 
+namespace {
+
+std::int64_t whole_lines(std::int64_t bytes) { return ceil_div(bytes, std::int64_t(256)) * 256; }
+
+// Where pixels do not lie next to one another along the width, but channels do, from copies as planes.
+FusedWeightPlan plan_of_planes(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment, std::int64_t cap,
+                               const SharedMemory& shared) {
+  Problem planes = p;
+  Pixels x{}, y{};
+  if (p.in_w > 1 && p.x.w != 1) x = innermost_pixels(p.x, p.batch, p.in_channels, p.in_d, p.in_h, p.in_w);
+  if (p.out_w > 1 && p.y.w != 1) y = innermost_pixels(p.y, p.batch, p.out_channels, p.out_d, p.out_h, p.out_w);
+  if (x.samples > 0) planes.x = {x.channels * x.pixels, x.pixels, p.in_h * p.in_w, p.in_w, 1};
+  if (y.samples > 0) planes.y = {y.channels * y.pixels, y.pixels, p.out_h * p.out_w, p.out_w, 1};
+  const std::int64_t size = element_bytes(p.dtype), x_bytes = whole_lines(x.samples * x.channels * x.pixels * size),
+                     y_bytes = whole_lines(y.samples * y.channels * y.pixels * size), bytes = x_bytes + y_bytes;
+  if (bytes == 0) return plan_fused_weight(p, tile, alignment, cap, shared);
+  if (bytes >= cap) return {};
+  FusedWeightPlan plan = plan_fused_weight(planes, tile, alignment, cap - bytes - 256, shared);
+  plan.x_pixels = x, plan.y_pixels = y, plan.planes_bytes = bytes;
+  plan.x_planes_at = whole_lines(plan.workspace_bytes), plan.y_planes_at = plan.x_planes_at + x_bytes;
+  plan.workspace_bytes = plan.y_planes_at + y_bytes;
+  return plan;
+}
+
+}  // namespace
+
 std::vector<FusedWeightTileSize> fused_weight_tiles() { return {kTiles, kTiles + kTileCount}; }
 
 FusedWeightCall::FusedWeightCall(int device, const Problem& p, int config, std::int64_t alignment, std::int64_t workspace_cap)
@@ -56,7 +82,7 @@ FusedWeightCall::FusedWeightCall(int device, const Problem& p, int config, std::
   FusedWeightTileSize tile = kTiles[config];
   if (!has_warpgroups(device)) tile.threads = tile.copiers = 32 * tile.warps;
   if (tile.boxes && (tile.copiers > 0 || !can_copy_boxes())) return;
-  const FusedWeightPlan plan = plan_fused_weight(p, tile, alignment, workspace_cap, shared_memory(device));
+  const FusedWeightPlan plan = plan_of_planes(p, tile, alignment, workspace_cap, shared_memory(device));
   if (plan.possible) plan_ = std::make_shared<const FusedWeightPlan>(plan);
 }
 
@@ -66,12 +92,16 @@ FusedWeightWork FusedWeightCall::work() const {
   if (plan_ == nullptr) return {};
   const FusedWeightJob& job = plan_->job;
   const std::int64_t packed = 16 * (std::int64_t(plan_->x_pack.vectors) + plan_->y_pack.vectors);
-  if (plan_->boxes.width > 0) return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed};
+  if (plan_->boxes.width > 0)
+    return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed, plan_->planes_bytes};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
-  return {std::int64_t(plan_->blocks), job.length, job.products,
+  return {std::int64_t(plan_->blocks),
+          job.length,
+          job.products,
           copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain),
-          0};
+          0,
+          plan_->planes_bytes};
 }
 
 std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.parts : 0; }
@@ -81,9 +111,19 @@ void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) 
   require(operands.bias == nullptr || plan_->sums, "config = ", config_, "; it does not sum the channels of this gradient");
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
-  if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, operands);
-  if (problem_.dtype == Dtype::kFloat16) return run_fused_weight<__half>(launch, *plan_, config_, operands);
-  run_fused_weight<__nv_bfloat16>(launch, *plan_, config_, operands);
+  FusedOperands own = operands;
+  unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
+  if (plan_->x_pixels.samples > 0) {
+    to_planes(launch, problem_.dtype, plan_->x_pixels, operands.x, workspace + plan_->x_planes_at);
+    own.x = workspace + plan_->x_planes_at;
+  }
+  if (plan_->y_pixels.samples > 0) {
+    to_planes(launch, problem_.dtype, plan_->y_pixels, operands.y, workspace + plan_->y_planes_at);
+    own.y = workspace + plan_->y_planes_at;
+  }
+  if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, own);
+  if (problem_.dtype == Dtype::kFloat16) return run_fused_weight<__half>(launch, *plan_, config_, own);
+  run_fused_weight<__nv_bfloat16>(launch, *plan_, config_, own);
 }
 
 }  // namespace upfold::cuda

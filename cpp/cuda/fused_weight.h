@@ -16,14 +16,14 @@ std::vector<FusedWeightTileSize> fused_weight_tiles();
 
 // What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
 // takes, one of two bytes counted as four of more, or where they come in boxes the cycles that these take; bytes of x and y that
-// are packed first.
+// are packed first, and that are copied as planes ahead of that.
 struct FusedWeightWork {
-  std::int64_t blocks, steps, products, copies, packed;
+  std::int64_t blocks, steps, products, copies, packed, planes;
 };
 struct FusedWeightPlan;
 
-// float16, bfloat16, or float32 rounded to TF32, with pixels contiguous along w. Planned once, then the same for any operands
-// and by any thread; bits do not depend on the device's size.
+// float16, bfloat16, or float32 rounded to TF32, with pixels contiguous along w, or else channels innermost, of which copies as
+// planes are made first. Planned once, then the same for any operands and by any thread; bits do not depend on the device's size.
 class FusedWeightCall {
  public:
   // `alignment` bytes, at most 16, divide the addresses of x and y; the partial sums stay below the cap.

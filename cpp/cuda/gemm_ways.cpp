@@ -17,12 +17,9 @@ GemmPlan plan_as_it_lies(const Problem& p, const GemmOptions& options, std::int6
   return plan_blocks(p, {}, options, cublas_bytes);
 }
 
-// The pixels of a y that a gradient reads better as planes: none where there is one pixel, or they are planes, or lie unevenly.
+// The pixels of a y that a gradient reads better as planes.
 Pixels pixels_of(const Problem& p) {
-  const PixelMatrix y = pixel_matrix(p.y, p.out_channels, p.out_d, p.out_h, p.out_w);
-  const Pixels pixels{p.batch, p.out_channels, out_pixels(p), y.sample, y.step};
-  const bool innermost = p.op != Operator::kConvTranspose && y.regular && y.channels_fastest && pixels.pixels > 1;
-  return innermost && fits_planes(pixels) ? pixels : Pixels{};
+  return p.op == Operator::kConvTranspose ? Pixels{} : innermost_pixels(p.y, p.batch, p.out_channels, p.out_d, p.out_h, p.out_w);
 }
 
 // Whether samples follow one another as pixels do, channels innermost, and none lies on another.

@@ -11,10 +11,11 @@ struct Pixels {
   std::int64_t sample, step;
 };
 
-// Whether so many can be counted.
-bool fits_planes(const Pixels& pixels);
+// Those of a tensor whose channels are innermost, at even distances, as many as can be counted; else, and of one pixel, none.
+Pixels innermost_pixels(const Strides& strides, std::int64_t samples, std::int64_t channels, std::int64_t d, std::int64_t h,
+                        std::int64_t w);
 
-// to[(n * channels + c) * pixels + i] = from(n, i, c), of pixels that fit. `to` is aligned to 16 bytes. The device is current.
+// to[(n * channels + c) * pixels + i] = from(n, i, c). `to` is aligned to 16 bytes. The device is current.
 void to_planes(const Launch& launch, Dtype dtype, const Pixels& pixels, const void* from, void* to);
 
 }  // namespace upfold::cuda

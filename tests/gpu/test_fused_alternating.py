@@ -54,6 +54,7 @@ PLANES = {
     "dense, rows of 66": _like("seed2-square", in_size=(40, 64), batch=9),
     "dense, rows of 75": _like("seed4-wide-image", kernel_size=(3, 4), in_size=(20, 72), batch=3),
     "dense, dilated": _like("seed2-square", dilation=(2, 3), in_size=(24, 40), batch=5),
+    "one tap, cropped": _like("pointpillars-64-128-k1", padding=(1, 1), in_size=(9, 304)),
     "dense, groups": _like("seed4-wide-image", in_channels=128, groups=2, in_size=(20, 72), batch=3),
     "unlike sets": _like("k3s2p1op1-128-64@256", in_size=(20, 48), batch=5),
     "unlike sets, many channels": _like("cyclegan-256-128@64", in_channels=136, in_size=(9, 16), batch=30),
