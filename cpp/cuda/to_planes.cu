@@ -105,14 +105,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-#define UPFOLD_TO_PLANES(DO)                                                                                                    \
-  DO(std::uint16_t, 1, false)                                                                                                   \
-  DO(std::uint16_t, 2, false)                                                                                                   \
-  DO(std::uint16_t, 1, true) DO(std::uint16_t, 2, true) DO(std::uint16_t, 4, true) DO(Words<1>, 1, false) DO(Words<1>, 1, true) \
-      DO(Words<1>, 2, true) DO(Words<2>, 1, false) DO(Words<4>, 1, false)
-#define UPFOLD_INSTANTIATE(Element, kTogether, kVectors) \
-  template __global__ void to_planes_kernel<Element, kTogether, kVectors>(const ToPlanesJob, const Element*, Element*);
-UPFOLD_TO_PLANES(UPFOLD_INSTANTIATE)
+#define UPFOLD_PLANES_BY_ELEMENT(DO) DO(std::uint16_t, 1) DO(std::uint16_t, 2) DO(Words<1>, 1) DO(Words<2>, 1) DO(Words<4>, 1)
+#define UPFOLD_PLANES_BY_VECTOR(DO) DO(std::uint16_t, 1) DO(std::uint16_t, 2) DO(std::uint16_t, 4) DO(Words<1>, 1) DO(Words<1>, 2)
+#define UPFOLD_INSTANTIATE(Element, kTogether) \
+  template __global__ void to_planes_kernel<Element, kTogether, false>(const ToPlanesJob, const Element*, Element*);
+UPFOLD_PLANES_BY_ELEMENT(UPFOLD_INSTANTIATE)
+#undef UPFOLD_INSTANTIATE
+#define UPFOLD_INSTANTIATE(Element, kTogether) \
+  template __global__ void to_planes_kernel<Element, kTogether, true>(const ToPlanesJob, const Element*, Element*);
+UPFOLD_PLANES_BY_VECTOR(UPFOLD_INSTANTIATE)
 
 }  // namespace upfold::cuda
 

@@ -228,8 +228,11 @@ def _has_one_tap(problem: Problem) -> bool:
     return problem.taps == 1 and all(stride == 1 for stride in problem.stride)
 
 
-def _gemm_gradient_on_gpu(problem: Problem) -> float:
-    """The columns are written, and then read by the product or multiplied, whichever takes longer."""
+def _gemm_gradient_on_gpu(problem: Problem, over_windows: bool = True) -> float:
+    """The columns are written, and then read by the product or multiplied, whichever takes longer.
+
+    Where a kernel spans several strides, the product may run over windows, as in the forward, if it has a matrix of its own.
+    """
     weight, size = problem.operator is Operator.CONV_TRANSPOSE_WEIGHT, DTYPE_BYTES[problem.dtype]
     columns = problem.batch * problem.out_channels * problem.taps * problem.in_pixels
     depth = problem.in_channels_per_group
@@ -270,7 +273,9 @@ def _gemm_gradient_on_gpu(problem: Problem) -> float:
     seconds = launches + moved + max(product, moved)
     kernel, stride = problem.kernel_size[2], problem.stride[2]
     spans = kernel // stride
-    if weight or problem.groups > 1 or problem.dilation[2] > 1 or spans < 2 or kernel % stride:
+    if not over_windows or weight or problem.groups > 1 or problem.dilation[2] > 1 or spans < 2 or kernel % stride:
+        return seconds
+    if size == 2 and problem.in_pixels <= _GPU_SMALL_MAP:  # cpp/cuda/gemm_window.cpp
         return seconds
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans / of_bytes
     in_windows = windows + moved / spans + max(window_factor * product, moved / spans)
@@ -320,9 +325,14 @@ def _columns_seconds(problem: Problem) -> float:
 
 
 def shared_columns_seconds(problem: Problem) -> float:
-    """What a gradient by matrix products saves on a GPU where its columns are there: a launch, and their bytes written."""
-    half = DTYPE_BYTES[problem.dtype] == 2
-    return (_GPU_HALF_GRADIENT_LAUNCH_SECONDS if half else _GPU_GRADIENT_LAUNCH_SECONDS) + _columns_seconds(problem)
+    """What both gradients by products from one matrix of columns save on a GPU: a launch, and the bytes of columns written.
+
+    Args:
+        problem: the adjoint in x. Its columns are of all taps then, which may take longer than those over windows.
+    """
+    launch = _GPU_HALF_GRADIENT_LAUNCH_SECONDS if DTYPE_BYTES[problem.dtype] == 2 else _GPU_GRADIENT_LAUNCH_SECONDS
+    windows = _gemm_gradient_on_gpu(problem, over_windows=False) - _gemm_gradient_on_gpu(problem)
+    return launch + _columns_seconds(problem) - windows
 
 
 def channel_sums_seconds(problem: Problem) -> float:
