@@ -46,10 +46,6 @@ bool has_warpgroups(int device) {
   return found.sharedSizeBytes > sizeof(FusedWeightShared);
 }
 
-}  // namespace
-
-namespace {
-
 std::int64_t whole_lines(std::int64_t bytes) { return ceil_div(bytes, std::int64_t(256)) * 256; }
 
 // Where pixels do not lie next to one another along the width, but channels do, from copies as planes.

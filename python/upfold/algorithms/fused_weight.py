@@ -120,7 +120,6 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         time = waves * (rates.wave + steps * (rates.step + work))
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
         copied = planes * _PLANE_BYTE + (_PLANES if planes else 0.0)
-        scratch += copied
         far = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0
-        predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch - copied) + copied
+        predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + copied
     return predicted
