@@ -114,7 +114,7 @@ void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) 
     own.x = workspace + plan_->x_planes_at;
   }
   if (plan_->y_pixels.samples > 0) {
-    to_planes(launch, problem_.dtype, plan_->y_pixels, operands.y, workspace + plan_->y_planes_at);
+    to_planes(launch, problem_.dtype, plan_->y_pixels, operands.y, workspace + plan_->y_planes_at, plan_->x_pixels.samples > 0);
     own.y = workspace + plan_->y_planes_at;
   }
   if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, own);

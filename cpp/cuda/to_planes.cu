@@ -54,6 +54,7 @@ UPFOLD_DEVICE void read_vectors(const ToPlanesJob& job, const Element* from, std
 template <typename Element, int kTogether, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
     to_planes_kernel(const ToPlanesJob job, const Element* __restrict__ from, Element* __restrict__ to) {
+  let_next_begin();
   extern __shared__ uint4 memory[];
   Element* const tile = reinterpret_cast<Element*>(memory);
   std::uint32_t rest = blockIdx.x;
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(kThreads)
       *reinterpret_cast<uint2*>(target) = {words[0], words[1]};
     }
   }
+  await_previous();  // a copy that runs beside this one: what follows waits for this one alone
 }
 
 #define UPFOLD_PLANES_BY_ELEMENT(DO) DO(std::uint16_t, 1) DO(std::uint16_t, 2) DO(Words<1>, 1) DO(Words<2>, 1) DO(Words<4>, 1)
@@ -146,7 +148,7 @@ bool reads_vectors(const Pixels& p, std::int64_t element, const void* from) {
 }
 
 template <typename Element, int kTogether, bool kVectors>
-void launch_planes(const Launch& launch, const Pixels& p, const void* from, void* to) {
+void launch_planes(const Launch& launch, const Pixels& p, const void* from, void* to, bool beside) {
   constexpr int kSize = int(sizeof(Element));
   const std::int64_t channels = tile_channels_of(p.channels), pixels = tile_pixels_of(p.channels, kSize);
   ToPlanesJob job{};
@@ -157,7 +159,7 @@ void launch_planes(const Launch& launch, const Pixels& p, const void* from, void
   job.channels = std::int32_t(p.channels), job.pixels = std::int32_t(p.pixels), job.sample = p.sample, job.step = p.step;
   const std::int64_t bytes = channels * job.pitch * kSize;
   launch_grid("to_planes", to_planes_kernel<Element, kTogether, kVectors>, launch,
-              Grid{unsigned(blocks_of(p, kSize)), kThreads, int(bytes), false}, job, static_cast<const Element*>(from),
+              Grid{unsigned(blocks_of(p, kSize)), kThreads, int(bytes), beside}, job, static_cast<const Element*>(from),
               static_cast<Element*>(to));
 }
 
@@ -172,25 +174,25 @@ Pixels innermost_pixels(const Strides& strides, std::int64_t samples, std::int64
   return p.samples * p.pixels < kMost && blocks_of(p, 16) < kMost ? p : Pixels{};
 }
 
-void to_planes(const Launch& launch, Dtype dtype, const Pixels& p, const void* from, void* to) {
+void to_planes(const Launch& launch, Dtype dtype, const Pixels& p, const void* from, void* to, bool beside) {
   if (p.samples * p.pixels * p.channels == 0) return;
   const std::int64_t element = element_bytes(dtype);
   const bool vectors = reads_vectors(p, element, from), two = p.pixels % 2 == 0;
   switch (element) {
     case 2:
-      if (vectors && p.pixels % 4 == 0) return launch_planes<std::uint16_t, 4, true>(launch, p, from, to);
-      if (vectors && two) return launch_planes<std::uint16_t, 2, true>(launch, p, from, to);
-      if (vectors) return launch_planes<std::uint16_t, 1, true>(launch, p, from, to);
-      return two ? launch_planes<std::uint16_t, 2, false>(launch, p, from, to)
-                 : launch_planes<std::uint16_t, 1, false>(launch, p, from, to);
+      if (vectors && p.pixels % 4 == 0) return launch_planes<std::uint16_t, 4, true>(launch, p, from, to, beside);
+      if (vectors && two) return launch_planes<std::uint16_t, 2, true>(launch, p, from, to, beside);
+      if (vectors) return launch_planes<std::uint16_t, 1, true>(launch, p, from, to, beside);
+      return two ? launch_planes<std::uint16_t, 2, false>(launch, p, from, to, beside)
+                 : launch_planes<std::uint16_t, 1, false>(launch, p, from, to, beside);
     case 4:
-      if (vectors && two) return launch_planes<Words<1>, 2, true>(launch, p, from, to);
-      return vectors ? launch_planes<Words<1>, 1, true>(launch, p, from, to)
-                     : launch_planes<Words<1>, 1, false>(launch, p, from, to);
+      if (vectors && two) return launch_planes<Words<1>, 2, true>(launch, p, from, to, beside);
+      return vectors ? launch_planes<Words<1>, 1, true>(launch, p, from, to, beside)
+                     : launch_planes<Words<1>, 1, false>(launch, p, from, to, beside);
     case 8:
-      return launch_planes<Words<2>, 1, false>(launch, p, from, to);
+      return launch_planes<Words<2>, 1, false>(launch, p, from, to, beside);
     default:
-      return launch_planes<Words<4>, 1, false>(launch, p, from, to);
+      return launch_planes<Words<4>, 1, false>(launch, p, from, to, beside);
   }
 }
 
