@@ -46,8 +46,6 @@ bool has_warpgroups(int device) {
   return found.sharedSizeBytes > sizeof(FusedWeightShared);
 }
 
-std::int64_t whole_lines(std::int64_t bytes) { return ceil_div(bytes, std::int64_t(256)) * 256; }
-
 // Where pixels do not lie next to one another along the width, but channels do, from copies as planes.
 FusedWeightPlan plan_of_planes(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment, std::int64_t cap,
                                const SharedMemory& shared) {
@@ -55,16 +53,12 @@ FusedWeightPlan plan_of_planes(const Problem& p, const FusedWeightTileSize& tile
   Pixels x{}, y{};
   if (p.in_w > 1 && p.x.w != 1) x = innermost_pixels(p.x, p.batch, p.in_channels, p.in_d, p.in_h, p.in_w);
   if (p.out_w > 1 && p.y.w != 1) y = innermost_pixels(p.y, p.batch, p.out_channels, p.out_d, p.out_h, p.out_w);
-  if (x.samples > 0) planes.x = {x.channels * x.pixels, x.pixels, p.in_h * p.in_w, p.in_w, 1};
-  if (y.samples > 0) planes.y = {y.channels * y.pixels, y.pixels, p.out_h * p.out_w, p.out_w, 1};
-  const std::int64_t size = element_bytes(p.dtype), x_bytes = whole_lines(x.samples * x.channels * x.pixels * size),
-                     y_bytes = whole_lines(y.samples * y.channels * y.pixels * size), bytes = x_bytes + y_bytes;
-  if (bytes == 0) return plan_fused_weight(p, tile, alignment, cap, shared);
+  if (x.samples > 0) planes.x = plane_strides(x, p.in_h, p.in_w);
+  if (y.samples > 0) planes.y = plane_strides(y, p.out_h, p.out_w);
+  const std::int64_t bytes = planes_bytes(x, p.dtype) + planes_bytes(y, p.dtype);
   if (bytes >= cap) return {};
-  FusedWeightPlan plan = plan_fused_weight(planes, tile, alignment, cap - bytes - 256, shared);
-  plan.x_pixels = x, plan.y_pixels = y, plan.planes_bytes = bytes;
-  plan.x_planes_at = whole_lines(plan.workspace_bytes), plan.y_planes_at = plan.x_planes_at + x_bytes;
-  plan.workspace_bytes = plan.y_planes_at + y_bytes;
+  FusedWeightPlan plan = plan_fused_weight(planes, tile, alignment, cap - bytes, shared);
+  plan.x_pixels = x, plan.y_pixels = y, plan.planes_bytes = bytes, plan.workspace_bytes += bytes;
   return plan;
 }
 
@@ -108,15 +102,17 @@ void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) 
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   FusedOperands own = operands;
-  unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
-  if (plan_->x_pixels.samples > 0) {
-    to_planes(launch, problem_.dtype, plan_->x_pixels, operands.x, workspace + plan_->x_planes_at);
-    own.x = workspace + plan_->x_planes_at;
+  unsigned char* to = static_cast<unsigned char*>(operands.workspace);
+  const bool has_x = plan_->x_pixels.samples > 0;
+  if (has_x) {
+    to_planes(launch, problem_.dtype, plan_->x_pixels, operands.x, to);
+    own.x = to, to += planes_bytes(plan_->x_pixels, problem_.dtype);
   }
   if (plan_->y_pixels.samples > 0) {
-    to_planes(launch, problem_.dtype, plan_->y_pixels, operands.y, workspace + plan_->y_planes_at, plan_->x_pixels.samples > 0);
-    own.y = workspace + plan_->y_planes_at;
+    to_planes(launch, problem_.dtype, plan_->y_pixels, operands.y, to, has_x);
+    own.y = to, to += planes_bytes(plan_->y_pixels, problem_.dtype);
   }
+  own.workspace = to;
   if (problem_.dtype == Dtype::kFloat32) return run_fused_weight<float>(launch, *plan_, config_, own);
   if (problem_.dtype == Dtype::kFloat16) return run_fused_weight<__half>(launch, *plan_, config_, own);
   run_fused_weight<__nv_bfloat16>(launch, *plan_, config_, own);

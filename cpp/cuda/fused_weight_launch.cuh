@@ -61,9 +61,9 @@ struct FusedWeightPlan {
   std::int64_t engine_cycles;  // of a step of a block, as planned
   BoxTensor x, y;
   FusedWeightPackJob x_pack, y_pack;
-  // Of tensors whose channels are innermost: they are copied as planes first, behind all else; their bytes.
+  // Of operands whose channels are innermost: they are copied as planes first, x and then y, ahead of all else in the workspace.
   Pixels x_pixels, y_pixels;
-  std::int64_t x_planes_at, y_planes_at, planes_bytes;
+  std::int64_t planes_bytes;
 };
 
 // Everything but the sum of the parts; compiled in sources of its own (fused_weight_boxes_launch.cuh).

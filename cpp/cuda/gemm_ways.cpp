@@ -63,10 +63,10 @@ bool prefers_rows(const Problem& p, const GemmOptions& options) {
 
 GemmPlan plan_columns(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes) {
   const Pixels pixels = pixels_of(p);
-  const std::int64_t bytes = aligned(pixels.samples * pixels.channels * pixels.pixels * element_bytes(p.dtype));
+  const std::int64_t bytes = planes_bytes(pixels, p.dtype);
   if (bytes > 0 && bytes < options.workspace_cap) {
     Problem planes = p;
-    planes.y = {pixels.channels * pixels.pixels, pixels.pixels, p.out_h * p.out_w, p.out_w, 1};
+    planes.y = plane_strides(pixels, p.out_h, p.out_w);
     GemmOptions left = options;
     left.workspace_cap -= bytes;
     GemmPlan plan = plan_as_it_lies(planes, left, cublas_bytes);

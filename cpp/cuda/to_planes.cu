@@ -122,8 +122,8 @@ UPFOLD_PLANES_BY_VECTOR(UPFOLD_INSTANTIATE)
 #ifndef __CUDACC_RTC__
 #include <algorithm>
 
-#include "gemm_layout.h"
 #include "launch.cuh"
+#include "pixel_matrix.h"
 #include "to_planes.h"
 
 namespace upfold::cuda {
@@ -173,6 +173,12 @@ Pixels innermost_pixels(const Strides& strides, std::int64_t samples, std::int64
   if (p.channels >= kMost || p.pixels >= kMost || p.samples >= kMost) return {};
   return p.samples * p.pixels < kMost && blocks_of(p, 16) < kMost ? p : Pixels{};
 }
+
+std::int64_t planes_bytes(const Pixels& p, Dtype dtype) {
+  return ceil_div(p.samples * p.channels * p.pixels * element_bytes(dtype), std::int64_t(256)) * 256;
+}
+
+Strides plane_strides(const Pixels& p, std::int64_t h, std::int64_t w) { return {p.channels * p.pixels, p.pixels, h * w, w, 1}; }
 
 void to_planes(const Launch& launch, Dtype dtype, const Pixels& p, const void* from, void* to, bool beside) {
   if (p.samples * p.pixels * p.channels == 0) return;

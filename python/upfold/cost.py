@@ -7,6 +7,7 @@ from math import prod
 import torch
 
 from . import native
+from .algorithms.cuda import planes_seconds
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .algorithms.fused import vector_channels
 from .problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
@@ -87,9 +88,8 @@ _GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
 _GPU_DIRECT_WEIGHT_FACTOR, _GPU_DIRECT_INPUT_FACTOR = 1.54, 1.55
 _GPU_DIRECT_WEIGHT_CHANNELS = 48  # of x: fewer take as many times longer (21 took 2.0 to 2.7 times what was said, 32 1.9)
 # More seconds of an element of columns of a forward where channels are innermost: each, and as many times as channels are fewer
-# than one. A gradient copies y as planes then: a launch, and its bytes read and written.
+# than one.
 _GPU_INNERMOST_SECONDS, _GPU_INNERMOST_FEW_SECONDS = 1.6e-12, 24e-12
-_GPU_PLANES_SECONDS, _GPU_PLANES_BYTES = 3e-6, 2.5e12
 _GPU_DIRECT_INNERMOST_GROUPS = 6.0  # how many times as long `direct` takes for gradients of groups then
 _GPU_FUSED_FACTOR = {torch.float32: 1.05}  # of its own prediction, which only orders its tiles
 
@@ -218,7 +218,7 @@ def _innermost_seconds(problem: Problem, columns: int) -> float:
         return 0.0
     if problem.operator is not Operator.CONV_TRANSPOSE:
         bytes_of_y = problem.batch * problem.out_channels * outputs * DTYPE_BYTES[problem.dtype]
-        return _GPU_PLANES_SECONDS + 2.0 * bytes_of_y / _GPU_PLANES_BYTES
+        return planes_seconds(bytes_of_y)
     if problem.in_pixels == 1:
         return 0.0
     return columns * (_GPU_INNERMOST_SECONDS + _GPU_INNERMOST_FEW_SECONDS / problem.out_channels)

@@ -12,7 +12,7 @@ import upfold
 from gpu import missing
 from oracle import assert_exact, dtype_name, error_figure, exact_like, geometry_arguments, reference_gradients
 from test_rounding import compute_type
-from upfold import cases, dispatch, execute
+from upfold import cases, dispatch, execute, modes
 from upfold.algorithms import REGISTRY, cuda, fused_weight, fused_weight_last
 from upfold.dispatch import use_config
 
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.gpu
 FUSED = REGISTRY["fused"]
 # Cut to a size that the reference computes in no time.
 LIMIT = 0.02
+LAYOUTS = ("contiguous", "channels_last")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
 
 
@@ -79,20 +80,16 @@ def shifted(t, elements):
     return moved.copy_(t)
 
 
-def innermost(t):
-    return t.contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
-
-
 @DTYPES
-@pytest.mark.parametrize("last", ["none", "x", "g", "both"])
+@pytest.mark.parametrize("layouts", [(x, g) for x in LAYOUTS for g in LAYOUTS], ids="{0[0]}-{0[1]}".format)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
-def test_every_tile_is_exact(case, last, dtype, device):
+def test_every_tile_is_exact(case, layouts, dtype, device):
     """Of tensors whose channels are innermost copies as planes are made first, where there are tiles for planes alone."""
     case = case.scaled(LIMIT)
     x, g = exact_operands(case, dtype, device)
-    if last != "none" and case.ndim == 1:
+    if "channels_last" in layouts and case.ndim == 1:
         pytest.skip("tensors with one spatial axis have no channels_last")
-    x, g = innermost(x) if last in ("x", "both") else x, innermost(g) if last in ("g", "both") else g
+    x, g = (modes.in_layout(t, layout) for t, layout in zip((x, g), layouts))
     tiles, expected = configs(case, x, g, device), want(case, x, g)
     for config in tiles:
         assert_exact(gradient(case, x, g, config), expected, f"config {config}")
@@ -204,11 +201,11 @@ def test_a_nan_of_the_gradient_stays_with_its_tap(what, device):
 
 
 @DTYPES
-@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, innermost], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["k2s2", "unet-128-64@256", "dcgan-256-128@8", "seed1-asymmetric", "seed0-grouped-dilated"])
 def test_nothing_is_written_round_the_result_and_the_workspace(name, layout, dtype, device):
     case = cases.find(name).scaled(LIMIT)
-    x, g = (layout(t) for t in exact_operands(case, dtype, device))
+    x, g = (modes.in_layout(t, layout) for t in exact_operands(case, dtype, device))
     expected, problem = want(case, x, g), describe(case, x, g)
     guard = 256  # elements on each side
     for config in configs(case, x, g, device):
@@ -302,10 +299,20 @@ def test_a_step_takes_it_where_it_leads(device):
 def test_what_it_refuses(device):
     case = dataclasses.replace(cases.find("k4s2p1"), batch=2)
     x, g = exact_operands(case, torch.float32, device)
-    last = [innermost(t) for t in (x, g)]
+    last = [modes.in_layout(t, "channels_last") for t in (x, g)]
     apart = [torch.empty((*t.shape, 2), device=device)[..., 0].copy_(t) for t in (x, g)]
     assert FUSED.reject(describe(case, *last), device) is None
     assert "empty batch" in FUSED.reject(describe(case, x[:0], g[:0]), device)
     assert_exact(gradient(case, *last), want(case, x, g))
     assert_exact(gradient(case, *apart), want(case, x, g))  # of which a copy is made
     assert not gradient(case, x[:0], g[:0]).any()
+
+
+def test_copies_as_planes_stay_below_the_cap(device):
+    """Of 20 and 30 channels in a group, which no tile takes as they lie."""
+    case = cases.find("groups-of-20-and-30")
+    x, g = (modes.in_layout(t, "channels_last") for t in exact_operands(case, torch.float32, device))
+    copied = 4 * (x.numel() + g.numel())
+    assert min(FUSED.workspace_bytes(describe(case, x, g), c, device) for c in configs(case, x, g, device)) > copied
+    with upfold.use(workspace_mb=copied / 2**20):
+        assert "raise UPFOLD_WORKSPACE_MB" in FUSED.reject(describe(case, x, g), device)

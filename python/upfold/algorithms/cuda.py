@@ -25,6 +25,15 @@ _LONE_BLOCK = 1.4
 _WEIGHT_TILES = ((128, 128, 1.0), (64, 64, 0.65), (4, 64, 0.1))
 
 
+# Of copies of pixels whose channels are innermost as planes, ahead of a gradient: launches, and bytes a second read and written.
+_PLANES_SECONDS, _PLANES_BYTES = 3e-6, 2.5e12
+
+
+def planes_seconds(copied: int) -> float:
+    """Predict the copies of so many bytes as planes, of one operand or of both."""
+    return _PLANES_SECONDS + 2.0 * copied / _PLANES_BYTES if copied else 0.0
+
+
 def missing(device: torch.device) -> str | None:
     """Why the CUDA kernels do not run on this device, or None."""
     if device.type != "cuda":

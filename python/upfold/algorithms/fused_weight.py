@@ -39,8 +39,6 @@ _BOX_RATES = {
     2: _Rates(6.72, 0.0, 0.54, 0.146, 3.08e-4, 2.53e-7, 7.3e-7, 6.67e-7),
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
-# Of operands whose channels are innermost, which are copied as planes first: microseconds of a launch, and of a byte.
-_PLANES, _PLANE_BYTE = 1.5, 8e-7
 # Times as long as is predicted, from such a stride of the width on (FCN's k16 s8 and k64 s32: 1.37 to 1.58).
 _FAR, _FAR_STRIDE = 1.45, 8
 
@@ -53,8 +51,8 @@ def reject(problem: Problem, device: int) -> str | None:
         return "an empty batch has no products"
     if any(step != 1 for step, size in _widths(problem) if size > 1):
         return (
-            "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors, or channels, as in "
-            "channels_last"
+            "the gradient of its weight reads pixels that lie next to one another, as in contiguous tensors, or copies of "
+            f"channels_last ones, below the cap of {problem.workspace_cap} bytes; raise UPFOLD_WORKSPACE_MB"
         )
     return (
         f"taps of the gradient of its weight lie too far apart, or its sums are beyond the cap of {problem.workspace_cap} bytes; "
@@ -119,7 +117,8 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
-        copied = planes * _PLANE_BYTE + (_PLANES if planes else 0.0)
         far = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0
-        predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + copied
+        predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
+            planes
+        )
     return predicted
