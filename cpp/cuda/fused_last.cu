@@ -45,11 +45,17 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastTransposingTile<__VA_ARGS__>>(),
                         UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastWholeTile<__VA_ARGS__>>(),
+                            UPFOLD_LAST_WHOLE_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastWholeBoxesTile<__VA_ARGS__>>(),
+                                UPFOLD_LAST_WHOLE_BOXES_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastExact<LastTile<__VA_ARGS__>>>(),
-                            UPFOLD_LAST_EXACT_TILES(UPFOLD_TILE, )
+                                    UPFOLD_LAST_EXACT_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastExact<LastTurnedTile<__VA_ARGS__>>>(),
-                                UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_TILE, )
+                                        UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));

@@ -107,6 +107,11 @@ template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases = kPhases
 struct LastWholeTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors, kRowPhases, kWarpgroups> {
   static constexpr bool kWhole = true;
 };
+// The same of results whose channels are innermost.
+template <int kM, int kSub8, int kPhases, int kVectors, int kWarpgroups>
+struct LastWholeBoxesTile : LastAlternatingTile<kM, kSub8, kPhases, kVectors, kWarpgroups> {
+  static constexpr bool kWhole = true;
+};
 // And of sources in planes whose boxes of some channels are transposed to patches by warps beside the one that copies.
 template <int kM, int kSub8, int kPhases, int kVectors>
 struct LastTransposingTile : LastToPlanesTile<kM, kSub8, kPhases, kVectors> {
@@ -217,6 +222,13 @@ struct LastPlace {
   std::int32_t n, first[3], group, column_tile, set, first_chunk, chunks;
   std::int32_t first_eight = 0;  // of a product, where some of its columns are stored
 };
+// What of a place the copying thread, which finds it anyway, leaves for those that store. It is ahead of them by as many tiles as
+// there are buffers of patches, and each warpgroup may still be about to read one.
+struct alignas(16) LastPosition {
+  std::int32_t n, first[3];
+};
+constexpr int kLastPositions = 16;
+static_assert(kMostLastBuffers + 2 * kMostLastWarpgroups <= kLastPositions, "none is overwritten that is still to be read");
 // Tiles of the same positions follow one another.
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   LastPlace place;
@@ -229,6 +241,14 @@ UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
 #pragma unroll
   for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
   place.n = std::int32_t(rest * job.tile_n.value);
+  return place;
+}
+// Its columns alone, of a reduction that is not split.
+UPFOLD_DEVICE LastPlace last_columns(const LastJob& job, std::uint32_t tile) {
+  LastPlace place = {};
+  place.chunks = job.chunks;
+  place.column_tile = std::int32_t(take(job.column_tiles, tile)), place.set = std::int32_t(take(job.sets, tile));
+  place.group = std::int32_t(take(job.groups, tile));
   return place;
 }
 
@@ -276,6 +296,7 @@ struct LastBarriers {
   std::uint64_t slice_full[kMostLastSlices], slice_empty[kMostLastSlices];  // of planes that are transposed
   alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
+  LastPosition positions[kLastPositions];  // of the block's tiles in turn, where warpgroups alternate
 };
 
 }  // namespace upfold::cuda

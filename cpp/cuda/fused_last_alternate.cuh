@@ -17,7 +17,7 @@ class LastAlternator : protected LastCutter {
   bool alternate() {
     LastJob& job = plan_.job;
     job.whole = job.stage_pairs == tile_.phases && has_whole_sets();
-    if (tile_.planes && !job.whole) return false;
+    if ((tile_.planes || tile_.whole) && !job.whole) return false;
     if (tile_.planes) describe_planes();
     if (tile_.transposes) describe_transposed();
     tile_.to_planes ? describe_planes_of_result() : describe_result();

@@ -6,6 +6,7 @@ namespace upfold::cuda {
 UPFOLD_INSTANTIATE_LAST_ALTERNATING(float)
 UPFOLD_INSTANTIATE_LAST_PLANES(float)
 UPFOLD_INSTANTIATE_LAST_TO_PLANES(float)
+UPFOLD_INSTANTIATE_LAST_WHOLE(float)
 
 }  // namespace upfold::cuda
 

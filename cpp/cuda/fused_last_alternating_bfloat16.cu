@@ -6,6 +6,7 @@ namespace upfold::cuda {
 UPFOLD_INSTANTIATE_LAST_ALTERNATING(__nv_bfloat16)
 UPFOLD_INSTANTIATE_LAST_PLANES(__nv_bfloat16)
 UPFOLD_INSTANTIATE_LAST_TO_PLANES(__nv_bfloat16)
+UPFOLD_INSTANTIATE_LAST_WHOLE(__nv_bfloat16)
 
 }  // namespace upfold::cuda
 

@@ -6,6 +6,7 @@ namespace upfold::cuda {
 UPFOLD_INSTANTIATE_LAST_ALTERNATING(__half)
 UPFOLD_INSTANTIATE_LAST_PLANES(__half)
 UPFOLD_INSTANTIATE_LAST_TO_PLANES(__half)
+UPFOLD_INSTANTIATE_LAST_WHOLE(__half)
 
 }  // namespace upfold::cuda
 

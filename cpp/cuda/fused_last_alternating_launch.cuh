@@ -22,6 +22,14 @@ void run_last_alternating(const Launch& launch, const LastPlan& plan, int config
   if (config == index && !part.job.whole) run_last_tile<Value, LastToPlanesTile<__VA_ARGS__>, true>(launch, plan, part, operands);
   UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
+#define UPFOLD_RUN(index, type, ...) \
+  if (config == index) run_last_tile<Value, LastWholeTile<__VA_ARGS__>, true>(launch, plan, part, operands);
+  UPFOLD_LAST_WHOLE_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+#define UPFOLD_RUN(index, type, ...) \
+  if (config == index) run_last_tile<Value, LastWholeBoxesTile<__VA_ARGS__>, false>(launch, plan, part, operands);
+  UPFOLD_LAST_WHOLE_BOXES_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
 }
 
 }  // namespace upfold::cuda

@@ -72,8 +72,11 @@ struct LastBlock {
     await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
-    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+    std::uint32_t number = 0;
+    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x, ++number) {
       const LastPlace place = last_place(job, tile);
+      if constexpr (Tile::kAlternates)
+        barriers.positions[number % kLastPositions] = {place.n, {place.first[0], place.first[1], place.first[2]}};
       const std::int64_t own = std::int64_t(place.group) * job.column_tiles.value + place.column_tile;
       for (std::int32_t chunk = place.first_chunk; chunk < place.first_chunk + place.chunks; ++chunk) {
         const unsigned char* const weights = packed + (own * job.chunks + chunk) * job.pairs * kLastPairBytes<Tile>;

@@ -10,6 +10,16 @@
 namespace upfold::cuda {
 
 #if UPFOLD_WARPGROUPS
+// Two neighbouring values of the bias.
+template <bool kHalves>
+struct LastTwo {
+  using Type = float2;
+};
+template <>
+struct LastTwo<true> {
+  using Type = std::uint32_t;
+};
+
 // What lanes do before they write: bias and activation.
 template <typename Value, typename Tile>
 struct LastStaged {
@@ -17,9 +27,14 @@ struct LastStaged {
   using Values = LastStore<Value, Tile, false, kHalves>;
   using Sums = typename Values::Sums;
 
+  // What a lane adds to two neighbouring channels of each eight: read before the tile's products, so that nothing waits for it.
+  static constexpr bool kAddsPairs = kHalves || Tile::kToPlanes;
+  using Added = typename LastTwo<kHalves>::Type[Tile::kSub8];
+
   const LastJob& job;
   const LastPlace& place;
   const Value* bias;
+  const Added& added;
   const BoxMap& result;
   unsigned char* staging;  // of the warpgroup
 
@@ -27,16 +42,16 @@ struct LastStaged {
   static __device__ __forceinline__ bool is_first() { return threadIdx.x % 128 == 0; }
   static __device__ __forceinline__ void meet_warpgroup() { meet<128>(2 + std::int32_t(threadIdx.x) / 128); }
 
-  static __device__ __forceinline__ float2 two_at(const Value* v, bool together) {
-    if (!together) return {widen(v[0]), widen(v[1])};
-    if constexpr (kHalves) {
-      return Pair<Value>::widen(__ldg(reinterpret_cast<const std::uint32_t*>(v)));
-    } else {
-      return __ldg(reinterpret_cast<const float2*>(v));
-    }
+  static __device__ __forceinline__ void read_two(const Value* v, bool together, std::uint32_t& two) {
+    two = together ? __ldg(reinterpret_cast<const std::uint32_t*>(v)) : Pair<Value>::narrow(widen(v[0]), widen(v[1]));
   }
-  // Of two neighbouring channels of each eight.
-  __device__ __forceinline__ void add_pairs(Sums& sums) const {
+  static __device__ __forceinline__ void read_two(const Value* v, bool together, float2& two) {
+    two = together ? __ldg(reinterpret_cast<const float2*>(v)) : float2{widen(v[0]), widen(v[1])};
+  }
+  static __device__ __forceinline__ float2 widened(std::uint32_t two) { return Pair<Value>::widen(two); }
+  static __device__ __forceinline__ float2 widened(const float2& two) { return two; }
+  static __device__ __forceinline__ void read_bias(const LastJob& job, const LastPlace& place, const Value* bias, Added& added) {
+    if (bias == nullptr) return;
     const std::uintptr_t size = 2 * sizeof(Value);
     const bool together = (reinterpret_cast<std::uintptr_t>(bias) | job.channels.value * sizeof(Value)) % size == 0;
     const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;
@@ -47,16 +62,22 @@ struct LastStaged {
     for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
       if (job.flat && channel >= channels) channel -= channels;
       const std::int32_t at = first + eight * 8 < job.columns ? channel : 0;
-      const float2 added = two_at(own + at, together);
+      read_two(own + at, together, added[eight]);
+    }
+  }
+  __device__ __forceinline__ void add_pairs(Sums& sums) const {
+#pragma unroll
+    for (int eight = 0; eight < Tile::kSub8; ++eight) {
+      const float2 two = widened(added[eight]);
 #pragma unroll
       for (int i = 0; i < Tile::kM * Tile::kPhases; ++i) {
         float(&sum)[4] = sums[i / Tile::kPhases][i % Tile::kPhases][eight];
-        sum[0] += added.x, sum[1] += added.y, sum[2] += added.x, sum[3] += added.y;
+        sum[0] += two.x, sum[1] += two.y, sum[2] += two.x, sum[3] += two.y;
       }
     }
   }
   __device__ __forceinline__ void add_bias(Sums& sums) const {
-    if constexpr (kHalves || Tile::kToPlanes) {
+    if constexpr (kAddsPairs) {
       if (bias != nullptr) add_pairs(sums);
     } else {
       Values{job, place, bias, nullptr, nullptr}.add_bias(sums);

@@ -57,7 +57,13 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   // The sums begin with a tile's first products, of which each phase has some. Zeros would be set when the turn has come,
   // whatever the order here, and take a sixteenth of a tile's time (H200). Of rows in registers the compiler would then end each
   // product before the next (C7515).
-  static constexpr bool kBegins = (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && Tile::kWarpgroups == 2;
+  static constexpr bool kBegins =
+      (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && (Tile::kWarpgroups == 2 || kLastSums<Tile> <= 16);
+  // Sets have a patch of a tile each (LastJob::whole).
+  static constexpr bool kPlaced = Tile::kAlternates && !Tile::kTransposes && (Tile::kFromPlanes || Tile::kWhole);
+  using Staged = LastStaged<Value, Tile>;
+  using Added = typename Staged::Added;
+  static constexpr bool kAdds = Tile::kAlternates && Staged::kAddsPairs;
   static constexpr bool kLines = Tile::kToPlanes && (Tile::kRowPhases == 3 || Tile::kRowPhases < Tile::kPhases);  // alone
 
   __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4], Reading& at) const {
@@ -86,9 +92,16 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     const std::uint32_t first = Tile::kAlternates ? std::uint32_t(warpgroup) : 0,
                         step = Tile::kAlternates ? Tile::kWarpgroups : 1;
     pass_over(at, blockIdx.x, first);
+    const Ring::Leap leap = at.buffer.leap_of(job.chunks * std::int32_t(step - 1)),
+                     stage_leap = at.stage.leap_of(job.chunks * std::int32_t(step - 1));  // where sets are whole
     std::uint32_t turn = first == 0 ? 1 : 0;  // the first warpgroup begins: a new barrier counts as passed
-    for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles; tile += step * gridDim.x, turn ^= 1) {
-      const LastPlace place = last_place(job, tile);
+    std::uint32_t number = first;             // of the tile among the block's
+    for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles;
+         tile += step * gridDim.x, number += step, turn ^= 1) {
+      const bool is_placed = kPlaced || (Tile::kAlternates && !Tile::kTransposes && job.whole);
+      LastPlace place = is_placed ? last_columns(job, tile) : last_place(job, tile);
+      Added added;
+      if constexpr (kAdds) Staged::read_bias(job, place, bias, added);
       Sums sums;
       if constexpr (!kBegins) clear(sums);
       std::uint32_t own[4] = {};
@@ -110,8 +123,13 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       at.release();
       at.resident = job.resident;
       if constexpr (Tile::kAlternates) {
-        store_boxes(sums, place, bias, other, y, warpgroup);
-        pass_over(at, tile + gridDim.x, step - 1);
+        if (is_placed) take_position(place, number);
+        store_boxes(sums, place, bias, added, other, y, warpgroup);
+        if (is_placed) {
+          at.buffer.skip(leap), at.stage.skip(stage_leap);
+        } else {
+          pass_over(at, tile + gridDim.x, step - 1);
+        }
       } else if (job.splits.value == 1) {
         Store{job, place, bias, y, staging()}.run(sums);
       } else {
@@ -130,6 +148,13 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     for (int i = 0; i < Tile::kM * Tile::kPhases * Tile::kSub8 * 4; ++i)
       pin(sums[i / 4 / Tile::kSub8 / Tile::kPhases][i / 4 / Tile::kSub8 % Tile::kPhases][i / 4 % Tile::kSub8][i % 4]);
   }
+  // Of a tile whose first patch has come: the thread that copied it has left it there.
+  __device__ __forceinline__ void take_position(LastPlace& place, std::uint32_t number) const {
+    const LastPosition position = barriers.positions[number % kLastPositions];
+    place.n = position.n;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) place.first[i] = position.first[i];
+  }
   // What other warpgroups take for so many tiles.
   __device__ __forceinline__ void pass_over(Reading& at, std::uint32_t tile, std::uint32_t count) const {
     for (; count > 0; --count, tile += gridDim.x) {
@@ -137,13 +162,15 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
     }
   }
-  __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const BoxMap& result,
-                                              Value* y, std::int32_t warpgroup) const {
+  __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const Added& added,
+                                              const BoxMap& result, Value* y, std::int32_t warpgroup) const {
     if constexpr (Tile::kToPlanes) {
       using Loose = LastLooseStore<Value, Tile>;
-      if (kLines || job.loose) return Loose{{{job, place, bias, result, staging() + warpgroup * Loose::kStaged}}}.run(sums, y);
+      if (kLines || job.loose) {
+        return Loose{{{job, place, bias, added, result, staging() + warpgroup * Loose::kStaged}}}.run(sums, y);
+      }
     }
-    if constexpr (!kLines) Boxes{job, place, bias, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
+    if constexpr (!kLines) Boxes{job, place, bias, added, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
   }
 
   // Of a split reduction, in the block's only tile: it puts its sums where patches and weights were, adds some of all blocks of

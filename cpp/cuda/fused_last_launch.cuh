@@ -60,19 +60,23 @@ constexpr int kFirstTurned = 9;
   DO(35, Value, 4, 4, 1, 4)                      \
   DO(36, Value, 2, 8, 2, 8)                      \
   DO(37, Value, 4, 4, 2, 8)
+// Of three warpgroups that alternate, with half as many sums each, for sets that are whole alone: to planes, and to channels that
+// are innermost.
+#define UPFOLD_LAST_WHOLE_TILES(DO, Value) DO(38, Value, 1, 4, 4, 8, 4, 3)
+#define UPFOLD_LAST_WHOLE_BOXES_TILES(DO, Value) DO(39, Value, 1, 16, 1, 8, 3)
 // And those of float32 in full (LastExact), upright and turned.
 #define UPFOLD_LAST_EXACT_TILES(DO, Value) \
-  DO(38, Value, 1, 16, 1, 1, 8)            \
-  DO(39, Value, 2, 8, 1, 1, 8)             \
-  DO(40, Value, 1, 8, 2, 1, 8)             \
-  DO(41, Value, 1, 8, 4, 1, 8)             \
-  DO(42, Value, 1, 8, 1, 2, 8)
+  DO(40, Value, 1, 16, 1, 1, 8)            \
+  DO(41, Value, 2, 8, 1, 1, 8)             \
+  DO(42, Value, 1, 8, 2, 1, 8)             \
+  DO(43, Value, 1, 8, 4, 1, 8)             \
+  DO(44, Value, 1, 8, 1, 2, 8)
 #define UPFOLD_LAST_EXACT_TURNED_TILES(DO, Value) \
-  DO(43, Value, 1, 16, 1, 1, 8, true)             \
-  DO(44, Value, 2, 8, 1, 1, 8, false)             \
-  DO(45, Value, 1, 8, 2, 1, 8, true)              \
-  DO(46, Value, 1, 8, 4, 1, 8, true)
-constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstExact = 38;
+  DO(45, Value, 1, 16, 1, 1, 8, true)             \
+  DO(46, Value, 2, 8, 1, 1, 8, false)             \
+  DO(47, Value, 1, 8, 2, 1, 8, true)              \
+  DO(48, Value, 1, 8, 4, 1, 8, true)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, kFirstExact = 40;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -93,12 +97,19 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstExact = 38;
 #define UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL(index, Value, ...)                      \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastToPlanesTile<__VA_ARGS__>) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastWholeTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_WHOLE_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastWholeTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_WHOLE_BOXES_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kPacked, Value, LastWholeBoxesTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(kPlanes, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, kPacked, Value, LastInTurn<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL(index, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastTransposingTile<__VA_ARGS__>)
 #define UPFOLD_INSTANTIATE_LAST_TRANSPOSING(Value) \
   UPFOLD_LAST_TRANSPOSING_TILES(UPFOLD_INSTANTIATE_LAST_TRANSPOSING_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_WHOLE(Value)                           \
+  UPFOLD_LAST_WHOLE_TILES(UPFOLD_INSTANTIATE_LAST_WHOLE_KERNEL, Value) \
+  UPFOLD_LAST_WHOLE_BOXES_TILES(UPFOLD_INSTANTIATE_LAST_WHOLE_BOXES_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TO_PLANES(Value)                                    \
   UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)      \
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<2, 8, 2, 8>) \
@@ -265,8 +276,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
         result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
         part.other = describe_boxes(result, own.result);
       }
-      config >= kFirstTransposing ? run_last_transposing<Value>(launch, plan, config, part, own)
-                                  : run_last_alternating<Value>(launch, plan, config, part, own);
+      config >= kFirstTransposing&& config < kFirstWhole ? run_last_transposing<Value>(launch, plan, config, part, own)
+                                                         : run_last_alternating<Value>(launch, plan, config, part, own);
       continue;
     }
     if constexpr (sizeof(Value) == 2) {

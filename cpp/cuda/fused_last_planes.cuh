@@ -118,15 +118,15 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
     }
   }
 
-  // The first warp, whose lanes have a run each.
-  static __device__ __forceinline__ bool begins_stores() { return threadIdx.x % 128 < 32; }
+  // Lanes have a run each, of warps in turn: those of one warp begin their stores one after another.
   __device__ __forceinline__ void begin_stores(const unsigned char* from, int part) const {
     const LastPhase phase = job.phases[place.set * Tile::kPhases];
     const std::int32_t column = place.column_tile * Tile::kColumns + part * kColumns;
     const std::int32_t channel = place.group * std::int32_t(job.channels.value) + column;
     if (column >= job.columns) return;  // of another group, or of none
+    const std::int32_t first = lane() * 4 + std::int32_t(threadIdx.x) / 32 % 4;
 #pragma unroll 1
-    for (std::int32_t run = lane() * job.run; run < Tile::kM * job.kept; run += 32 * job.run) {
+    for (std::int32_t run = first * job.run; run < Tile::kM * job.kept; run += 128 * job.run) {
       std::int32_t at[3], n;
       if (!this->find(run, at, n)) return;  // the tile has fewer
       store_box(result, shared_address(from) + std::uint32_t(run * kPixelBytes * kColumns),
@@ -137,7 +137,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
 
   // All parts that were begun have been read.
   static __device__ __forceinline__ void await_part() {
-    if (begins_stores()) await_box_reads<0>();
+    await_box_reads<0>();
     meet_warpgroup();
   }
   template <bool kRelu, int kPart>
@@ -155,7 +155,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
       }
       publish_to_products();
       Base::kBuffers == 1 ? meet_warpgroup() : await_part();  // the part is written, and of two buffers the other one read
-      if (begins_stores()) begin_stores(to, kPart);
+      begin_stores(to, kPart);
       store_parts<kRelu, kPart + 1>(sums);
     }
   }

@@ -17,6 +17,17 @@ struct Ring {
     const std::uint32_t passed = at + std::uint32_t(buffers);
     at = passed % count, parity ^= passed / count & 1;
   }
+  // The same of a number of times that stays: divided once.
+  struct Leap {
+    std::uint32_t buffers, parity;
+  };
+  __device__ __forceinline__ Leap leap_of(std::int32_t buffers) const {
+    return {std::uint32_t(buffers) % count, std::uint32_t(buffers) / count & 1};
+  }
+  __device__ __forceinline__ void skip(const Leap& leap) {
+    at += leap.buffers, parity ^= leap.parity;
+    if (at >= count) at -= count, parity ^= 1;
+  }
 };
 
 }  // namespace upfold::cuda

@@ -35,6 +35,7 @@ def _like(name, **changes):
 # taps of several phases, and dense layers.
 PLANES = {
     "many tiles": _like("sam-64-32@128", batch=7),
+    "more tiles of a block than it keeps positions of": _like("sam-64-32@128", in_channels=32, batch=24),
     "rows of 16": _like("sam-64-32@128", in_size=(21, 16), batch=40),
     "rows of 14": _like("sam-64-32@128", in_size=(14, 14), batch=90, out_channels=72),
     "rows of 20": _like("sam-256-64@64", in_size=(30, 20), batch=30),
@@ -86,6 +87,7 @@ PLANES = {
 # Channels innermost: tiles of many samples and of parts of one, taps of several phases, planes of a box, and dense layers.
 INNERMOST = {
     "many tiles": _like("sam-64-32@128", batch=7),
+    "more tiles of a block than it keeps positions of": _like("sam-64-32@128", in_channels=32, batch=24),
     "odd rows": _like("dpt-256-256@37", in_channels=64, out_channels=64, in_size=(9, 37), batch=20),
     "small maps": _like("dcgan-256-128@8", in_channels=64, in_size=(4, 4), batch=300),
     "4x4": _like("dcgan-128-64@16", batch=50),

@@ -10,7 +10,8 @@ from . import cuda
 # The first of these among the tiles of boxes; those of a kind follow one another.
 FIRST = 18
 _FIRSTS = (FIRST, 22, 26, 35)  # of planes as they lie, to planes, and those that transpose planes first
-
+# Those of three warpgroups, for equal kernel and stride alone, and of which of the kinds above they are.
+_WHOLE, _KINDS_OF_WHOLE = 38, (2, 0)
 
 _SECTOR = 32  # bytes that memory stores together
 _NARROW = 1.6  # times as long where rows of results in planes are less: of one layer (DCGAN 512 -> 256 on 4 x 4)
@@ -49,16 +50,18 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     """Predict the time of a call, beside the packing of its source."""
     rows, columns, phases, _, vectors = tile
     size = DTYPE_BYTES[problem.dtype]
-    kind = sum(config >= first for first in _FIRSTS) - 1
-    rates, first = _RATES[kind][size == 2], _FIRSTS[kind]
+    kind = sum(config >= first for first in _FIRSTS) - 1 if config < _WHOLE else _KINDS_OF_WHOLE[config - _WHOLE]
+    rates = _RATES[kind][size == 2]
+    times, shared = (rates.tiles[config - _FIRSTS[kind]], 1.0) if config < _WHOLE else (1.0, _OF_THREE)
     pair = columns * vectors * 16
-    multiply = work.products * (rows * pair / 4096 * rates.product * rates.tiles[config - first] + rates.issue)
+    multiply = work.products * (rows * pair / 4096 * rates.product * times + rates.issue)
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
+    busy *= _STREAMING if config >= _WHOLE and not work.resident else 1.0
     width = (problem.out_size if problem.operator is Operator.CONV_TRANSPOSE else problem.in_size)[2]
     loose = rates.loose if work.loose else 1.0
     store = rows * columns * phases * size / rates.stored * loose + rates.tile
     turns = -(-work.tiles // multiprocessors)
-    time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
+    time = (turns * max(busy, rates.shared * shared * (busy + store)) + store / 2) / cuda.CYCLES
     least = 1e-6 * problem.bytes * rates.memory
     narrow = _NARROW if kind > 0 and width * size < _SECTOR else 1.0
     spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride
@@ -100,6 +103,9 @@ _RATES = (
         _Rates(7.8, 52.6, 20.5, 22.8, 836, 0.277, 0.12, 2.08, 0.743, 1.47, (1.09, 1.02, 1.69)),
     ),
 )
+# Of three warpgroups: times what is shared, and times what is multiplied or copied where weights stream past half as many
+# positions (TF32, channels innermost, beside two warpgroups: U-Net 1024 87 us for 65, YOLO, whose weights stay, 107 for 116).
+_OF_THREE, _STREAMING = 0.67, 1.35
 # Times as long as that, where they are compared with other tiles, whose predictions err to other sides: by the timings that the
 # rates were fitted to, the choice among all tiles and `gemm` takes up to 2 % (forward) and 1 to 3 % (gradient of the input)
 # longer than the fastest.
