@@ -31,6 +31,9 @@ _RATES = (
     _Rates(5.0, 110, 700, 120, 0.2, 20.0, 0.25, 0.6),
 )
 _ONE_BY_ONE = 3.0  # times a turn, of kernels whose outputs are summed one by one
+# Times as long as predicted the first tile takes in TF32 where that is so many microseconds or more: of pix2pix's 128 -> 3 with 8
+# and 16 pictures (H100: 37 and 62 us, the second tile 47 and 63; H200, 16 pictures: 46 and 50).
+_LONG, _FIRST_OF_LONG = 25.0, 0.85
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -58,4 +61,6 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         alone *= (1.0 + rates.share * max(0, resident - 1)) / cuda.CYCLES
         moved = max(copied / blocks * resident / (rates.copied * cuda.CYCLES), 1e-6 * problem.bytes * rates.memory)
         predicted[FIRST + config] = rates.call + max(alone, moved) + rates.beside * min(alone, moved)
+    if DTYPE_BYTES[problem.dtype] == 4 and predicted.get(FIRST, 0.0) >= _LONG:
+        predicted[FIRST] *= _FIRST_OF_LONG
     return predicted
