@@ -276,8 +276,9 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
         result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
         part.other = describe_boxes(result, own.result);
       }
-      config >= kFirstTransposing&& config < kFirstWhole ? run_last_transposing<Value>(launch, plan, config, part, own)
-                                                         : run_last_alternating<Value>(launch, plan, config, part, own);
+      const bool transposes = config >= kFirstTransposing && config < kFirstWhole;
+      transposes ? run_last_transposing<Value>(launch, plan, config, part, own)
+                 : run_last_alternating<Value>(launch, plan, config, part, own);
       continue;
     }
     if constexpr (sizeof(Value) == 2) {
