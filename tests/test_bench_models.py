@@ -124,6 +124,25 @@ def test_a_wrong_result_is_a_failure_and_not_timed():
     assert "WRONG" in shown(result)
 
 
+class Lazy(nn.Sequential):
+    """Answers with what its copy with torch's layers has answered, as if it were given that memory and wrote nothing."""
+
+    results: list[torch.Tensor]
+
+    def forward(self, x):
+        if type(self[0]) is nn.ConvTranspose2d:
+            self.results.append(super().forward(x))
+        return self.results[-1]
+
+
+def test_a_model_that_writes_nothing_is_found_out():
+    kind = type("Lazy", (Lazy,), {"results": []})
+    lazy = ModelCase("lazy", "here", lambda: kind(*networks.dcgan()), Size({}, ((2, 8, 1, 1),)), Size({}, ((2, 8, 1, 1),)))
+    torchs, *others = measure.run_model(lazy, QUICK).variants
+    assert torchs.seconds > 0
+    assert [one.note.split(":")[0] for one in others] == ["WRONG"] * 2
+
+
 @pytest.mark.parametrize("error, failures", [(RuntimeError("it\nbreaks"), 2), (torch.cuda.OutOfMemoryError("full"), 0)], ids=str)
 def test_what_breaks_is_told(error, failures):
     result = measure.run_model(spoiled(error), QUICK)

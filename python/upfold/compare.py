@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from .comparison import Comparison, Row, repro_line
 from .floor import ceilings
 from .fresh import time_fresh
 from .geometry import Geometry, InvalidArgument
-from .memory import held_beside_result
+from .memory import held_beside_result, spoil
 from .methods import AUTO, Method, Result, frozen_method, our_method, peers
 from .modes import CHANNELS_LAST, FORWARD, OPERATORS, STEP, Operands, describe, positional, with_gradient
 from .patch import unpatched
@@ -234,7 +233,7 @@ def _check(row: Row, method: Method, operands: Operands, truth: Reference | Step
         else:
             y = method(operands)
         row.error = truth.error(y)
-        _spoil(y)
+        spoil(y)
     except Exception as error:
         row.note = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         if row.ours and not _is_out_of_memory(error):  # reject() let the problem through, so this is no refusal
@@ -250,12 +249,6 @@ def _check(row: Row, method: Method, operands: Operands, truth: Reference | Step
     if not row.correct:
         row.note = "; ".join(filter(None, (row.note, "error above the bound")))
     return True
-
-
-def _spoil(results: Result) -> None:
-    """Leave no right result in memory that the next method may be given for its own: one that wrote nothing would seem right."""
-    for tensor in (results,) if isinstance(results, torch.Tensor) else results:
-        tensor.detach().fill_(math.nan)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

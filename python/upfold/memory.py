@@ -1,7 +1,8 @@
-"""Memory that a call on a GPU takes."""
+"""Memory that a call on a GPU takes, and what a checked result leaves in it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,3 +33,13 @@ def peak_beside(call: Callable[[], object], device: torch.device) -> int:
     call()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def spoil(results: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+    """Fill results that were checked with NaN.
+
+    An allocator gives the memory of a right result to the next method for its own, and one that writes nothing would then seem
+    right.
+    """
+    for tensor in (results,) if isinstance(results, torch.Tensor) else results:
+        tensor.detach().fill_(math.nan)

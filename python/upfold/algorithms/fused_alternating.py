@@ -50,18 +50,19 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     """Predict the time of a call, beside the packing of its source."""
     rows, columns, phases, _, vectors = tile
     size = DTYPE_BYTES[problem.dtype]
-    kind = sum(config >= first for first in _FIRSTS) - 1 if config < _WHOLE else _KINDS_OF_WHOLE[config - _WHOLE]
+    of_three = config >= _WHOLE
+    kind = _KINDS_OF_WHOLE[config - _WHOLE] if of_three else sum(config >= first for first in _FIRSTS) - 1
     rates = _RATES[kind][size == 2]
-    times, shared = (rates.tiles[config - _FIRSTS[kind]], 1.0) if config < _WHOLE else (1.0, _OF_THREE)
+    times, shared = (1.0, rates.shared * _OF_THREE) if of_three else (rates.tiles[config - _FIRSTS[kind]], rates.shared)
     pair = columns * vectors * 16
     multiply = work.products * (rows * pair / 4096 * rates.product * times + rates.issue)
     busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
-    busy *= _STREAMING if config >= _WHOLE and not work.resident else 1.0
+    busy *= _STREAMING if of_three and not work.resident else 1.0
     width = (problem.out_size if problem.operator is Operator.CONV_TRANSPOSE else problem.in_size)[2]
     loose = rates.loose if work.loose else 1.0
     store = rows * columns * phases * size / rates.stored * loose + rates.tile
     turns = -(-work.tiles // multiprocessors)
-    time = (turns * max(busy, rates.shared * shared * (busy + store)) + store / 2) / cuda.CYCLES
+    time = (turns * max(busy, shared * (busy + store)) + store / 2) / cuda.CYCLES
     least = 1e-6 * problem.bytes * rates.memory
     narrow = _NARROW if kind > 0 and width * size < _SECTOR else 1.0
     spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride

@@ -10,7 +10,8 @@ from . import fused_last
 # How many times as long tiles took beside the others of the same layers as is predicted: of TF32 and of 16-bit values, where
 # channels are innermost in the result, there with equal kernel and stride, and where they are not. Fitted to the choice among the
 # tiles of 29 layers, those from 200 on to all of 50: by their timings its forwards take up to 2 % longer than with the fastest
-# ones.
+# ones. 238 and 239 were fitted later, beside the tiles they compete with alone: to two and fourteen layers of equal kernel and
+# stride.
 _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
         {202: 0.85, 207: 0.91, 220: 1.05},

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..comparison import dtype_name
 from ..fuse import fuse
-from ..memory import peak_beside
+from ..memory import peak_beside, spoil
 from ..patch import unpatched
 from ..precision import tf32_allowed
 from ..replace import find, measure, replace, restore
@@ -152,9 +152,10 @@ def _check(variant: Variant, run: Run, exact: Tensor, result: ModelResult, devic
         variant.first_seconds = time.perf_counter() - start
         variant.error = error_norm(y, exact)
         right = y.shape == exact.shape and variant.error <= (result.bound or 0.0)
+        spoil(y)
         del y
         if device.type == "cuda":
-            variant.peak_bytes = peak_beside(run, device)
+            variant.peak_bytes = peak_beside(lambda: spoil(run()), device)
     except Exception as error:
         _broken(variant, error)
         variant.failed = comparable and not isinstance(error, torch.cuda.OutOfMemoryError)
