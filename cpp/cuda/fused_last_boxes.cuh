@@ -27,7 +27,7 @@ struct LastStaged {
   using Values = LastStore<Value, Tile, false, kHalves>;
   using Sums = typename Values::Sums;
 
-  // What a lane adds to two neighbouring channels of each eight: read before the tile's products, so that nothing waits for it.
+  // What a lane adds to two neighbouring channels of each eight (LastWork says when it is read).
   static constexpr bool kAddsPairs = kHalves || Tile::kToPlanes;
   using Added = typename LastTwo<kHalves>::Type[Tile::kSub8];
 
