@@ -283,6 +283,9 @@ struct InputBlock {
     constexpr std::uint32_t kLow = 8 << 16;
     std::int32_t turns = place.chunks * (job.steps / Tile::kTurn), loaded = 0, multiplied = 0;
     std::uint32_t b = 0, used = 0;  // used: barrier of the weights that the products before read; 0: none, or released
+    // That of the chunk whose last rows were asked for. Products begin when all of theirs have come: an arrival ahead of them
+    // would not wait for reads that are under way.
+    std::uint32_t asked = 0;
     Rows rows[2];
     const unsigned char* from = raw(at.buffer.at);
     const auto load = [&](Rows& to) {
@@ -290,8 +293,7 @@ struct InputBlock {
       load_rows(to, from, own, loaded);
       loaded += Tile::kTurn;
       if (loaded < job.steps) return;
-      __syncwarp();  // everyone has read the chunk
-      arrive(address(shared.raw_empty[at.buffer.at]));
+      asked = address(shared.raw_empty[at.buffer.at]);
       loaded = 0, at.buffer.next(), from = raw(at.buffer.at);
     };
     load(rows[0]);
@@ -312,6 +314,8 @@ struct InputBlock {
             WarpgroupRows<Value, Tile::kN8, 0>::add(sums[i], rows[odd][k][i], kHigh | (b + std::uint32_t(k * Tile::kStepWords)));
         }
         warpgroup_commit();
+        if (asked != 0) arrive(asked);
+        asked = 0;
         b += std::uint32_t(Tile::kTurn * Tile::kStepWords), multiplied += Tile::kTurn, --turns;
         warpgroup_wait<1>();  // all products but those of this turn: the other rows are free
         if (used != 0) arrive(used);

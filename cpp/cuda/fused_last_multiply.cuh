@@ -232,11 +232,10 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
         warpgroup_wait<1>();  // the rows of all products but the last ones are free
         if (group == 1) at.release();
         read_rows(rows[group % 2], from, own, group);
-        if (group == kGroups - 1) {
-          __syncwarp();  // everyone has read the patch
-          if (threadIdx.x % 32 == 0) barrier_arrive(address(barriers.patch_empty[at.buffer.at]));
-        }
         add_rows(sums, rows[group % 2], channels, group);
+        // Products begin when all their rows have come. An arrival ahead of them would not wait for reads that are under way, and
+        // the copy engine may be sooner than those.
+        if (group == kGroups - 1 && threadIdx.x % 32 == 0) barrier_arrive(address(barriers.patch_empty[at.buffer.at]));
       }
       at.used.stage = job.resident ? 0 : address(barriers.empty[at.stage.at]);
     }

@@ -103,14 +103,16 @@ UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastP
   while (tile < place.end) {
     read(job.y_step[step] / 8u + apart, odd);
     multiply_eight_rows(even, sums);
+    std::uint32_t asked = 0;  // barrier of the stage whose last rows were asked for
     if (++step == job.steps) {
-      __syncwarp();  // all lanes have read the stage
-      if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&barriers.empty[ring.at]));
+      asked = shared_address(&barriers.empty[ring.at]);
       ring.next(), step = 0, ++tile;
       if (tile < place.end) enter();
     }
     if (tile < place.end) read(job.y_step[step] / 8u, even);
     multiply_eight_rows(odd, sums);
+    // They begin when all rows have come: an arrival ahead of them would not wait for reads that are under way.
+    if (asked != 0 && threadIdx.x % 32 == 0) barrier_arrive(asked);
   }
 }
 

@@ -17,12 +17,23 @@ def missing() -> str | None:
     return reason if module is None else None
 
 
+def _multiply(device: torch.device) -> None:
+    a = torch.rand(2048, 2048, device=device)
+    for _ in range(8):
+        a = a @ a / 1e3
+
+
+def _copy(device: torch.device) -> None:
+    a = torch.zeros(2, 1 << 27, dtype=torch.uint8, device=device)
+    for _ in range(20):
+        a[0].copy_(a[1])
+
+
 def assert_repeats_under_load(compute: Callable[[], torch.Tensor], device: torch.device, message: str) -> None:
-    """That a result is the same bit by bit while another stream keeps the device busy."""
-    first, load = compute(), torch.cuda.Stream(device)
-    with torch.cuda.stream(load):
-        a = torch.rand(2048, 2048, device=device)
-        for _ in range(8):
-            a = a @ a / 1e3
-    for _ in range(16):
-        assert torch.equal(compute(), first), message
+    """That a result is the same bit by bit while another stream keeps the device's multiprocessors busy, and then its memory."""
+    first, other = compute(), torch.cuda.Stream(device)
+    for load in (_multiply, _copy):
+        with torch.cuda.stream(other):
+            load(device)
+        results = [compute() for _ in range(16)]  # begun while the other stream is at work
+        assert all(torch.equal(result, first) for result in results), f"{message}, {load.__name__}"
