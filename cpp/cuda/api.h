@@ -257,13 +257,15 @@ bool fused_last_fits(int device, const Problem& p, int config, std::int64_t alig
 struct LastPlan;
 // What a choice launches: tiles; products of 64 positions in each warpgroup's share of a tile, and bytes of the source that it
 // copies, on average; whether the weights stay; in how many parts the reduction is split, each a tile of its own; bytes of the
-// weights and of the source that are packed first; and whether lanes store results in planes that the copy engine cannot store.
+// weights and of the source that are packed first; whether lanes store results in planes that the copy engine cannot store; and
+// how many blocks share the weights that they copy.
 struct FusedLastWork {
   std::int64_t tiles;
   double products, copied;
   bool resident;
   std::int64_t splits, packed, source;
   bool loose;
+  std::int64_t sharers;
 };
 // The transposed convolution, bias and activation included, or the gradient of its input, in one pass. Planned once, then the
 // same for any operands and by any thread.

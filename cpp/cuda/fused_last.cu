@@ -122,7 +122,8 @@ FusedLastWork FusedLastCall::work() const {
           std::int64_t(job.splits.value),
           plan_->packed_bytes,
           plan_->source_bytes / plan_->batch * job.batch,
-          job.loose};
+          job.loose,
+          job.sharers};
 }
 
 std::vector<std::int64_t> FusedLastCall::packing() const {

@@ -70,7 +70,7 @@ struct LastTileBase {
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
-  static constexpr bool kInTurn = false, kExact = false;
+  static constexpr bool kInTurn = false, kExact = false, kShares = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -145,6 +145,16 @@ struct LastInTurn : Tile {
 template <typename Tile>
 constexpr bool kHasInTurn = (Tile::kTurned || Tile::kAlternates) && Tile::kPhases == 2 && Tile::kWarpgroups == 2 &&
                             !Tile::kFromPlanes && !Tile::kTransposes && !Tile::kWhole && !Tile::kInTurn && !Tile::kExact;
+// So have those whose weights two blocks of a cluster share, as with both in one kernel what shares nothing takes up to 10 %
+// longer: tiles whose sets are whole, and that shared weights make the fastest (LastJob::sharers).
+template <typename Tile>
+struct LastSharing : Tile {
+  static constexpr bool kShares = true;
+};
+template <typename Tile>
+constexpr bool kHasSharing =
+    Tile::kAlternates && Tile::kWarpgroups == 2 && !Tile::kTransposes && !Tile::kInTurn && !Tile::kExact && !Tile::kShares &&
+    (Tile::kFromPlanes ? Tile::kPhases == 2 && Tile::kM <= 2 : !Tile::kToPlanes && Tile::kPhases == 1 && Tile::kM == 2);
 
 // How the weights lie that are multiplied: packed; or as they came, output channels innermost, which are those of the result (the
 // forward) or those that are reduced (the gradient of the input).
@@ -202,6 +212,7 @@ struct LastJob {
   std::int8_t beside;
   bool eights;
   std::int8_t joins, vector;
+  std::int8_t sharers;               // blocks of a cluster that share the weights of their tiles, of other positions: one or two
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   Activation activation;
   float slope;
@@ -229,24 +240,30 @@ struct alignas(16) LastPosition {
 };
 constexpr int kLastPositions = 16;
 static_assert(kMostLastBuffers + 2 * kMostLastWarpgroups <= kLastPositions, "none is overwritten that is still to be read");
-// Tiles of the same positions follow one another.
+// Tiles of the same positions follow one another, or, kShares, those of each two positions, where each second is of the latter.
+template <bool kShares = false>
 UPFOLD_DEVICE LastPlace last_place(const LastJob& job, std::uint32_t tile) {
   LastPlace place;
   std::uint32_t rest = tile;
   place.first_chunk = std::int32_t(take(job.splits, rest)) * job.split_chunks;
   const std::int32_t left = job.chunks - place.first_chunk;
   place.chunks = left < job.split_chunks ? left : job.split_chunks;
+  const std::uint32_t sharer = kShares ? rest % 2 : 0;
+  if constexpr (kShares) rest /= 2;
   place.column_tile = std::int32_t(take(job.column_tiles, rest)), place.set = std::int32_t(take(job.sets, rest));
   place.group = std::int32_t(take(job.groups, rest));
+  if constexpr (kShares) rest = rest * 2 + sharer;
 #pragma unroll
   for (int i = 2; i >= 0; --i) place.first[i] = std::int32_t(take(job.axis[i].tiles, rest) * job.axis[i].tile.value);
   place.n = std::int32_t(rest * job.tile_n.value);
   return place;
 }
 // Its columns alone, of a reduction that is not split.
+template <bool kShares = false>
 UPFOLD_DEVICE LastPlace last_columns(const LastJob& job, std::uint32_t tile) {
   LastPlace place = {};
   place.chunks = job.chunks;
+  if constexpr (kShares) tile /= 2;
   place.column_tile = std::int32_t(take(job.column_tiles, tile)), place.set = std::int32_t(take(job.sets, tile));
   place.group = std::int32_t(take(job.groups, tile));
   return place;
@@ -285,8 +302,11 @@ UPFOLD_DEVICE std::int32_t channel_of_column(std::int32_t column) {
 struct LastTaken {
   std::int32_t patches, stages;
 };
+template <bool kShares = false>
 UPFOLD_DEVICE LastTaken last_taken(const LastJob& job, std::uint32_t tile) {
-  take(job.splits, tile), take(job.column_tiles, tile);
+  take(job.splits, tile);
+  if constexpr (kShares) tile /= 2;
+  take(job.column_tiles, tile);
   const std::uint32_t set = take(job.sets, tile);
   return {(job.first_patch[set + 1] - job.first_patch[set]) * job.chunks, job.set_stages[set] * job.chunks};
 }
@@ -296,7 +316,8 @@ struct LastBarriers {
   std::uint64_t slice_full[kMostLastSlices], slice_empty[kMostLastSlices];  // of planes that are transposed
   alignas(16) std::uint32_t spare[4];                                       // there: of pixels that no patch has
   std::uint64_t patch_full[kMostLastBuffers], patch_empty[kMostLastBuffers], full[kMostLastStages], empty[kMostLastStages];
-  LastPosition positions[kLastPositions];  // of the block's tiles in turn, where warpgroups alternate
+  std::uint64_t empty_there[kMostLastBuffers];  // in the other block that shares the weights
+  LastPosition positions[kLastPositions];       // of the block's tiles in turn, where warpgroups alternate
 };
 
 }  // namespace upfold::cuda

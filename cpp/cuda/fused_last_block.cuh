@@ -62,28 +62,34 @@ struct LastBlock {
       for (int i = 0; i < job.patches; ++i) barrier_make(address(barriers.patch_empty[i]), Tile::kReaders);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.full[i]), 1);
       for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty[i]), Tile::kReaders);
+      if constexpr (Tile::kShares) {
+        for (int i = 0; i < job.stages; ++i) barrier_make(address(barriers.empty_there[i]), 1);
+      }
       barriers_made();
     }
-    __syncthreads();  // barriers are made
+    __syncthreads();                              // barriers are made
+    if constexpr (Tile::kShares) meet_cluster();  // those of the other block too
   }
 
-  // One thread: the patches of all tiles of the block in order, each with the weights of its pairs behind it.
+  // One thread: the patches of all tiles of the block in order, each with the weights of its pairs behind it; or one the patches
+  // and another the weights.
+  template <bool kPatches, bool kWeightsToo>
   __device__ __forceinline__ void copy(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
     await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
     std::uint32_t number = 0;
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x, ++number) {
-      const LastPlace place = last_place(job, tile);
-      if constexpr (Tile::kAlternates)
+      const LastPlace place = last_place<Tile::kShares>(job, tile);
+      if constexpr (Tile::kAlternates && kPatches)
         barriers.positions[number % kLastPositions] = {place.n, {place.first[0], place.first[1], place.first[2]}};
       const std::int64_t own = std::int64_t(place.group) * job.column_tiles.value + place.column_tile;
       for (std::int32_t chunk = place.first_chunk; chunk < place.first_chunk + place.chunks; ++chunk) {
         const unsigned char* const weights = packed + (own * job.chunks + chunk) * job.pairs * kLastPairBytes<Tile>;
         for (std::int32_t q = job.first_patch[place.set] + 1; q <= job.first_patch[place.set + 1]; ++q, buffer.next()) {
           const LastPatch& from = job.patch[q];
-          copy_patch(source, place, chunk, from, buffer);
-          if (kept) continue;
+          if constexpr (kPatches) copy_patch(source, place, chunk, from, buffer);
+          if (!kWeightsToo || kept) continue;
           if constexpr (kWeights == LastWeights::kPacked) {
             copy_weights(weights, job.patch[q - 1].end, from.end, stage);
           } else {
@@ -125,7 +131,27 @@ struct LastBlock {
       const std::uint32_t full = address(barriers.full[stage.at]), bytes = std::uint32_t(pairs * kLastPairBytes<Tile>);
       barrier_wait(address(barriers.empty[stage.at]), stage.parity ^ 1);
       barrier_arrive_expecting(full, bytes);
-      copy_bulk(weight(stage.at), weights + std::int64_t(pair) * kLastPairBytes<Tile>, bytes, full);
+      const unsigned char* const from = weights + std::int64_t(pair) * kLastPairBytes<Tile>;
+      if constexpr (Tile::kShares) {
+        // Each block copies its half to both. Neither need wait for the other at the end: all that comes from there, copies and
+        // arrivals, has been awaited.
+        barrier_wait(address(barriers.empty_there[stage.at]), stage.parity);
+        const std::uint32_t half = bytes / 2, first = blockIdx.x % 2 * half;
+        copy_bulk_to_blocks(weight(stage.at) + first, from + first, half, full, 3);
+      } else {
+        copy_bulk(weight(stage.at), from, bytes, full);
+      }
+    }
+  }
+  // Another thread, where weights are shared: tells the other block of each stage that is empty here. The one that copies would
+  // do so only when it comes to that stage.
+  __device__ __forceinline__ void tell_empty() const {
+    Ring stage(job.stages);
+    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+      for (std::int32_t left = last_taken<Tile::kShares>(job, tile).stages; left > 0; --left, stage.next()) {
+        barrier_wait(address(barriers.empty[stage.at]), stage.parity ^ 1);
+        barrier_arrive_at(address(barriers.empty_there[stage.at]), blockIdx.x % 2 ^ 1);
+      }
     }
   }
   // The same of weights that lie, from channel `source` of the reduction on.

@@ -102,7 +102,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     for (std::uint32_t tile = blockIdx.x + first * gridDim.x; tile < job.tiles;
          tile += step * gridDim.x, number += step, turn ^= 1) {
       const bool is_placed = kPlaced || (Tile::kAlternates && !Tile::kTransposes && job.whole);
-      LastPlace place = is_placed ? last_columns(job, tile) : last_place(job, tile);
+      LastPlace place = is_placed ? last_columns<Tile::kShares>(job, tile) : last_place<Tile::kShares>(job, tile);
       Added added;
       if constexpr (kAddsAhead) Staged::read_bias(job, place, bias, added);
       Sums sums;
@@ -162,7 +162,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   // What other warpgroups take for so many tiles.
   __device__ __forceinline__ void pass_over(Reading& at, std::uint32_t tile, std::uint32_t count) const {
     for (; count > 0; --count, tile += gridDim.x) {
-      const LastTaken taken = last_taken(job, tile);
+      const LastTaken taken = last_taken<Tile::kShares>(job, tile);
       at.buffer.skip(taken.patches), at.stage.skip(taken.stages);
     }
   }
@@ -233,7 +233,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       if (threadIdx.x == 32 * Tile::kWarps) transposer.copy(source, packed);
       if (threadIdx.x >= 32 * Tile::kWarps + 32) transposer.transpose();
     } else {
-      if (threadIdx.x == 32 * Tile::kWarps) block.copy(source, other, packed);
+      const std::uint32_t thread = threadIdx.x - 32 * Tile::kWarps;
+      if constexpr (Tile::kShares) {
+        if (thread == 0) block.template copy<true, false>(source, other, packed);
+        if (thread == 32) block.template copy<false, true>(source, other, packed);
+        if (thread == 64) block.tell_empty();
+      } else {
+        if (thread == 0) block.template copy<true, true>(source, other, packed);
+      }
     }
   } else {
     if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();

@@ -114,10 +114,16 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, 
   UPFOLD_LAST_TO_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_TO_PLANES_KERNEL, Value)      \
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<2, 8, 2, 8>) \
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<4, 4, 2, 8>)
-#define UPFOLD_INSTANTIATE_LAST_PLANES(Value) UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)
-#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value)                                 \
-  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value) \
-  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(false, Value, LastAlternatingTile<2, 8, 2, 8>)
+#define UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(kPlanes, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, kPacked, Value, LastSharing<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_PLANES(Value)                                   \
+  UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)        \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastPlanesTile<1, 16, 2>) \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastPlanesTile<2, 8, 2>)
+#define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value)                                      \
+  UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)      \
+  UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(false, Value, LastAlternatingTile<2, 8, 2, 8>) \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(false, Value, LastAlternatingTile<2, 16, 1, 8>)
 #define UPFOLD_INSTANTIATE_LAST_LYING(Value) UPFOLD_LAST_TILES(UPFOLD_INSTANTIATE_LAST_LYING_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_TURNED(Value)                                               \
   UPFOLD_LAST_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_TURNED_KERNEL, Value)                    \
@@ -213,6 +219,9 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   if constexpr (kHasInTurn<Tile>) {
     if (part.job.in_turn) return run_last_tile<Value, LastInTurn<Tile>, kPlanes, kWeights>(launch, plan, part, operands);
   }
+  if constexpr (kHasSharing<Tile>) {
+    if (part.job.sharers > 1) return run_last_tile<Value, LastSharing<Tile>, kPlanes, kWeights>(launch, plan, part, operands);
+  }
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   // Blocks that split a reduction have one tile each; those that keep their weights take tiles of the same ones.
@@ -220,9 +229,11 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   const unsigned splits = job.splits.value, slabs = job.resident ? job.sets.value * job.groups.value * job.column_tiles.value : 1;
   unsigned at_once = std::max(unsigned(count * Tile::kBlocks) / slabs, 1u) * slabs;
   // Blocks take every so many tiles: so of all sets, where these differ.
+  constexpr unsigned sharers = Tile::kShares ? 2 : 1;
+  at_once /= sharers;
   while (plan.mixes && std::gcd(at_once, job.sets.value) > 1) --at_once;
-  const unsigned most = splits > 1 ? job.tiles : at_once;
-  const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits};
+  const unsigned most = splits > 1 ? job.tiles : at_once * sharers;
+  const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits * sharers};
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.other,
               static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
               static_cast<Value*>(operands.result));
@@ -259,6 +270,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   for (std::int64_t n = 0; n < batch; n += plan.batch) {
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
+    const std::uint32_t slabs = job.column_tiles.value * job.sets.value * job.groups.value;
+    if (job.tiles / slabs % 2 != 0) job.sharers = 1;
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;

@@ -15,6 +15,7 @@ constexpr double kLeastSplit = 8;                   // products of a part of the
 constexpr double kSplitProduct = 1.3, kSplitPair = 60, kSplitWait = 2000, kSplitSum = 20;
 constexpr double kLeastKeeping = 0.9;               // of the blocks at once, where each keeps its weights
 constexpr std::int64_t kLeastAhead = 3;             // patches beside weights that stay
+constexpr std::int64_t kLeastSharing = 3;           // tiles of a block, where pairs of blocks share weights
 constexpr std::int64_t kLeastTransposedStages = 4;  // of weights, before planes are copied further ahead
 constexpr std::int64_t kMostSplits = 8;             // blocks of a cluster
 // Clusters come from groups of neighbouring multiprocessors: of an H200 at least so many of so many. Sixteen clusters of eight
@@ -247,6 +248,8 @@ class LastPlanner : LastAlternator {
     const std::int64_t ahead = tile_.transposes ? 2 : kLeastAhead;
     job.resident = kept <= kMostLastStages && ahead * job.patch_bytes + kept * stage <= most;
     plan_.mixes = !job.resident && job.splits.value == 1 && !are_sets_alike();
+    const bool shares = tile_.shares && !job.resident && job.tiles / slabs % 2 == 0 && job.tiles >= kLeastSharing * at_once;
+    job.sharers = shares ? 2 : 1;
     if (job.resident) stages = kept;
     if (tile_.transposes) {
       while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most)

@@ -152,10 +152,11 @@ py::list fused_last_tiles() {
 }
 
 // (tiles, products of a tile, bytes that it copies of the source, whether weights stay, parts of the reduction; bytes of packed
-// weights and of packed source, whether lanes store results in planes) of a tile choice.
+// weights and of packed source, whether lanes store results in planes, blocks that share weights) of a tile choice.
 py::tuple fused_last_work(const FusedLastCall& call) {
   const upfold::cuda::FusedLastWork work = call.work();
-  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source, work.loose);
+  return py::make_tuple(work.tiles, work.products, work.copied, work.resident, work.splits, work.packed, work.source, work.loose,
+                        work.sharers);
 }
 
 using upfold::cuda::FusedWeightCall;

@@ -15,7 +15,7 @@ from gpu import assert_repeats_under_load, missing
 from oracle import assert_exact, describe, exact_like, reference, reference_gradients
 from test_rounding import backward_case, check
 from upfold import cases, execute, modes
-from upfold.algorithms import cuda, fused_groups
+from upfold.algorithms import cuda, fused_groups, fused_point
 from upfold.dispatch import use_config
 from upfold.problem import Operator, pad_strides
 
@@ -120,7 +120,7 @@ def _described(operator, case, x, w, y):
 
 
 def _of_groups(problem, device):
-    return [config for config in FUSED.configs(problem, device) if config >= fused_groups.CONFIG]
+    return [config for config in FUSED.configs(problem, device) if fused_groups.CONFIG <= config < fused_point.FIRST]
 
 
 def _tiles(problem, device):

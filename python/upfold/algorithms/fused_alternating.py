@@ -44,6 +44,7 @@ class Work(NamedTuple):
     packed: int
     source: int
     loose: bool  # results in planes that are stored by lanes
+    sharers: int  # blocks that share the weights they copy
 
 
 def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, int], work: Work, multiprocessors: int) -> float:
@@ -56,7 +57,9 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     times, shared = (1.0, rates.shared * _OF_THREE) if of_three else (rates.tiles[config - _FIRSTS[kind]], rates.shared)
     pair = columns * vectors * 16
     multiply = work.products * (rows * pair / 4096 * rates.product * times + rates.issue)
-    busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
+    copied, taken = _SHARING if work.sharers > 1 else (1.0, 1.0)
+    streamed = 0.0 if work.resident else work.products * pair * copied
+    busy = taken * max(multiply, (work.copied + streamed) / rates.loaded)
     busy *= _STREAMING if of_three and not work.resident else 1.0
     width = (problem.out_size if problem.operator is Operator.CONV_TRANSPOSE else problem.in_size)[2]
     loose = rates.loose if work.loose else 1.0
@@ -68,6 +71,7 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride
     many = (kind, size) == (2, 4) and spans and turns >= _MANY_TURNS
     against = _AGAINST_MANY if many else _AGAINST_OTHERS[kind][size == 2]
+    against *= _LOOSE_AND_LONG if (kind, size) == (1, 4) and work.loose and rows > 64 else 1.0
     return narrow * against * (rates.call + max(time, least) + rates.beside * min(time, least))
 
 
@@ -107,6 +111,9 @@ _RATES = (
 # Of three warpgroups: times what is shared, and times what is multiplied or copied where weights stream past half as many
 # positions (TF32, channels innermost, beside two warpgroups: U-Net 1024 87 us for 65, YOLO, whose weights stay, 107 for 116).
 _OF_THREE, _STREAMING = 0.67, 1.35
+# The same of tiles whose weights two blocks share: the copies of these, and all that one multiplies or copies (H100, us: U-Net
+# 1024 to planes 76 -> 70, in channels_last 80 -> 67 and by tiles of 64 positions 93 -> 79, in bfloat16 39 -> 36 and 40 -> 37).
+_SHARING = (0.85, 0.92)
 # Times as long as that, where they are compared with other tiles, whose predictions err to other sides: by the timings that the
 # rates were fitted to, the choice among all tiles and `gemm` takes up to 2 % (forward) and 1 to 3 % (gradient of the input)
 # longer than the fastest.
@@ -114,3 +121,6 @@ _AGAINST_OTHERS = ((0.94, 1.04), (1.0, 1.0), (1.22, 0.9), (1.0, 1.05))
 # The same of TF32 and results in planes, where each multiprocessor has so many tiles of a kernel that spans several strides: they
 # took 0.81 (dense 3x7) to 0.94 (k3 s2) of the time predicted, pose 256 304 us, and the tile that was preferred there 335.
 _MANY_TURNS, _AGAINST_MANY = 8, 0.93
+# And of planes of floats as they lie whose results lanes store, by tiles of more than 64 positions: of one layer (Mask R-CNN,
+# 211 us by tiles of 128 positions and 177 by those of 64, H100).
+_LOOSE_AND_LONG = 1.15

@@ -120,7 +120,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         if problem.batch == 0:
             predicted[FIRST + number] = rates.call
             continue
-        tiles, products, copied, resident, splits, packed, source, _ = call(problem, FIRST + number, device).work
+        tiles, products, copied, resident, splits, packed, source, _, _ = call(problem, FIRST + number, device).work
         waves = -(-tiles // (multiprocessors * blocks)) * blocks
         pair, sums = columns * vectors * 16, rows * columns * phases
         flat = fused_last.in_order(problem) and phases == 1 and problem.kernel_size == problem.stride

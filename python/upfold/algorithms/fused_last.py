@@ -155,7 +155,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             predicted[FIRST + config] = _RATES[size == 2].call
             continue
         work = fused_alternating.Work(*call(problem, FIRST + config, device).work)
-        tiles, products, copied, resident, splits, packed, source, _ = work
+        tiles, products, copied, resident, splits, packed, source, _, _ = work
         if config >= fused_alternating.FIRST:
             rates, tile_sizes = _RATES[size == 2], (rows, columns, phases, blocks, vectors)
             time = fused_alternating.microseconds(problem, config, tile_sizes, work, multiprocessors)
