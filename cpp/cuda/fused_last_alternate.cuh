@@ -17,7 +17,6 @@ class LastAlternator : protected LastCutter {
   bool alternate() {
     LastJob& job = plan_.job;
     job.whole = job.stage_pairs == tile_.phases && has_whole_sets();
-    if (!job.whole) job.sharers = 1;
     if ((tile_.planes || tile_.whole) && !job.whole) return false;
     if (tile_.planes) describe_planes();
     if (tile_.transposes) describe_transposed();

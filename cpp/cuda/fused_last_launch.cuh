@@ -228,9 +228,9 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   const LastJob& job = part.job;
   const unsigned splits = job.splits.value, slabs = job.resident ? job.sets.value * job.groups.value * job.column_tiles.value : 1;
   unsigned at_once = std::max(unsigned(count * Tile::kBlocks) / slabs, 1u) * slabs;
-  // Blocks take every so many tiles: so of all sets, where these differ.
   constexpr unsigned sharers = Tile::kShares ? 2 : 1;
   at_once /= sharers;
+  // Blocks take every so many tiles: so of all sets, where these differ.
   while (plan.mixes && std::gcd(at_once, job.sets.value) > 1) --at_once;
   const unsigned most = splits > 1 ? job.tiles : at_once * sharers;
   const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits * sharers};
@@ -271,7 +271,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
     const std::uint32_t slabs = job.column_tiles.value * job.sets.value * job.groups.value;
-    if (job.tiles / slabs % 2 != 0) job.sharers = 1;
+    if (job.tiles / slabs % 2 != 0) job.sharers = 1;  // of fewer samples than were planned
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;

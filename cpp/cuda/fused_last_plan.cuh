@@ -248,8 +248,6 @@ class LastPlanner : LastAlternator {
     const std::int64_t ahead = tile_.transposes ? 2 : kLeastAhead;
     job.resident = kept <= kMostLastStages && ahead * job.patch_bytes + kept * stage <= most;
     plan_.mixes = !job.resident && job.splits.value == 1 && !are_sets_alike();
-    const bool shares = tile_.shares && !job.resident && job.tiles / slabs % 2 == 0 && job.tiles >= kLeastSharing * at_once;
-    job.sharers = shares ? 2 : 1;
     if (job.resident) stages = kept;
     if (tile_.transposes) {
       while (!job.resident && stages < kLeastTransposedStages && patches * job.patch_bytes + (stages + 1) * stage <= most)
@@ -268,6 +266,8 @@ class LastPlanner : LastAlternator {
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
     if (tile_.alternates && !alternate()) return false;
+    const bool shares = tile_.shares && job.whole && !job.resident && job.tiles >= kLeastSharing * at_once;
+    job.sharers = shares && job.tiles / slabs % 2 == 0 ? 2 : 1;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     job.first_slice = std::int32_t(patches * job.patch_bytes + stages * stage + staged_bytes());
     plan_.shared_bytes =

@@ -222,8 +222,7 @@ UPFOLD_DEVICE void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // At the barrier that lies so in another block of the cluster. It releases nothing beyond the block, which would take half a
-// microsecond each time (H200): what such a barrier guards is written by the copy engine alone, and read by products that have
-// ended.
+// microsecond each time: what such a barrier guards is written by the copy engine alone, and read by products that have ended.
 UPFOLD_DEVICE void barrier_arrive_at(std::uint32_t barrier, std::uint32_t block) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(

@@ -11,7 +11,7 @@ from every_config import forward_is_exact
 from gpu import missing
 from oracle import describe, geometry_arguments
 from upfold import cases
-from upfold.algorithms import REGISTRY, cuda, fused_columns, fused_last
+from upfold.algorithms import REGISTRY, cuda, fused_alternating, fused_columns, fused_last
 
 reason = missing()
 if reason is not None:
@@ -38,23 +38,20 @@ def tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
 
 
-def _configs(problem, device):
-    return [config for config in REGISTRY["fused"].configs(problem, device) if fused_last.FIRST <= config < fused_columns.FIRST]
+# Too few for each multiprocessor; and parts of the positions that are odd in number for every tile, so that the last would be
+# alone.
+FEW, ODD = (dataclasses.replace(LAYERS["equal"], in_size=size, batch=batch) for size, batch in (((32, 4), 1), ((8, 8), 101)))
 
 
-def _sharers(problem, config, device):
-    return fused_last.call(problem, config, cuda.index(device)).work[8]
+def _work(problem, config, device):
+    return fused_alternating.Work(*fused_last.call(problem, config, cuda.index(device)).work)
 
 
 def _sharing(problem, device):
-    found = [config for config in _configs(problem, device) if _sharers(problem, config, device) == 2]
+    configs = [c for c in REGISTRY["fused"].configs(problem, device) if fused_last.FIRST <= c < fused_columns.FIRST]
+    found = [config for config in configs if _work(problem, config, device).sharers == 2]
     assert found, "no tile of this layer shares weights"
     return found
-
-
-def _problem(case, dtype, device):
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    return describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
 
 
 @TYPES
@@ -65,10 +62,16 @@ def test_forward_is_exact(name, storage, dtype, device):
 
 
 @TYPES
-@pytest.mark.parametrize("batch", [1, 7])
-def test_few_tiles_and_those_without_a_partner_share_nothing(batch, dtype, device):
-    """Too few for each multiprocessor; and an odd number of parts of the positions, of which the last would be alone."""
-    case = dataclasses.replace(LAYERS["equal"], in_size=(32, 4) if batch == 1 else (24, 24), batch=batch)
-    alone = _configs(_problem(case, dtype, device), device)
-    assert 1 in {_sharers(_problem(case, dtype, device), config, device) for config in alone}
-    forward_is_exact(case, dtype, device, STORAGES["contiguous"], lambda problem, device: alone)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("case", [FEW, ODD], ids=["few", "odd"])
+def test_few_tiles_and_those_without_a_partner_share_nothing(case, storage, dtype, device):
+    x, w, b = LAYERS["equal"].tensors(dtype, device)
+    sharing = _sharing(describe(STORAGES[storage](x), w, b, tuple(geometry_arguments(case.geometry).values())), device)
+
+    def alone(problem, device):
+        works = [_work(problem, config, device) for config in sharing]
+        assert all(work.sharers == 1 and not work.resident for work in works)
+        assert all((work.tiles >= 3 * 132) == (case is ODD) for work in works)
+        return sharing
+
+    forward_is_exact(case, dtype, device, STORAGES[storage], alone)
