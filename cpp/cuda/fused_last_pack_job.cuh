@@ -53,48 +53,55 @@ UPFOLD_DEVICE std::int32_t column_of_channel(std::int32_t channel) {
   return channel - in_run + in_lane / 2 * 8 + in_run / kOwn * 2 + in_lane % 2;
 }
 
-// Of one column of a pair, which the packed weights hold in so many chunks: its number among all vectors in chunk 0, and its row.
-struct LastPackedRow {
-  std::uint32_t first, row;
-};
+// Of one column of a pair, which the packed weights hold in so many chunks: its first vector among all of chunk 0, which is a
+// multiple of a row's (4 or 8), and in the bits below that what swizzles the row.
 template <typename Value>
-UPFOLD_DEVICE LastPackedRow packed_row(const LastPackJob& job, std::uint32_t group, std::uint32_t column, std::uint32_t pair) {
+UPFOLD_DEVICE std::uint32_t packed_row(const LastPackJob& job, std::uint32_t group, std::uint32_t column, std::uint32_t pair) {
   std::uint32_t tile = column;
   const std::int32_t in_tile = std::int32_t(take(job.columns, tile));
   const std::uint32_t row = std::uint32_t(job.in_order ? in_tile : column_of_channel<int(sizeof(Value))>(in_tile));
   tile += group * job.column_tiles.value;
-  return {((tile * job.chunks.value * job.pairs.value + pair) * job.columns.value + row) * job.vectors.value, row};
+  const std::uint32_t vectors = job.vectors.value;
+  const std::uint32_t first = ((tile * job.chunks.value * job.pairs.value + pair) * job.columns.value + row) * vectors;
+  return first + (vectors == 8 ? row % 8 : row / 2 % 4);
+}
+constexpr std::uint32_t kNoRow = ~0u;  // of a column that is not packed
+
+// Where vector number `vector` of a row's channels lies, counted through all chunks: of whole values, or where weights are packed
+// in two parts (`exact`) of the large ones, whose small ones lie half a row further.
+struct LastPackedVector {
+  std::uint32_t chunk, in_row;  // chunk: the vectors ahead of it
+  bool exists;
+};
+UPFOLD_DEVICE LastPackedVector packed_vector(const LastPackJob& job, std::uint32_t vector) {
+  const std::uint32_t vectors = job.vectors.value, own = job.exact ? vectors / 2 : vectors;
+  const std::uint32_t chunk = vector >> (31 - __clz(int(own)));  // of a power of two
+  return {chunk * job.pairs.value * job.columns.value * vectors, vector & (own - 1), chunk < job.chunks.value};
 }
 
-// Stores vector number `vector` of channels of a column, counted through all chunks.
+// Stores the values of w, rounded or in two parts as products want them.
 template <typename Value>
-UPFOLD_DEVICE void store_vector(const LastPackJob& job, const LastPackedRow& place, std::uint32_t vector, const uint4& values,
-                                uint4* packed) {
-  const std::uint32_t vectors = job.vectors.value, chunk = vector / vectors, in_chunk = vector % vectors;
-  if (chunk >= job.chunks.value) return;
-  const std::uint32_t swizzled = in_chunk ^ (vectors == 8 ? place.row % 8 : place.row / 2 % 4);
-  packed[place.first + chunk * job.pairs.value * job.columns.value * vectors + swizzled] = values;
-}
-// The same of the values of w, rounded or in two parts as products want them; `vector` counts those of whole values.
-template <typename Value>
-UPFOLD_DEVICE void store_weights(const LastPackJob& job, const LastPackedRow& place, std::uint32_t vector, const uint4& values,
+UPFOLD_DEVICE void store_weights(const LastPackJob& job, std::uint32_t row, const LastPackedVector& place, uint4 values,
                                  uint4* packed) {
+  const std::uint32_t swizzle = row & (job.vectors.value - 1);
+  uint4* const to = packed + (row - swizzle + place.chunk);
   if constexpr (sizeof(Value) == 4) {
-    const float v[4] = {__uint_as_float(values.x), __uint_as_float(values.y), __uint_as_float(values.z),
-                        __uint_as_float(values.w)};
-    uint4 first, second;
-    std::uint32_t *const of_first = &first.x, *const of_second = &second.x;
+    std::uint32_t* const words = &values.x;
+    if (job.exact) {
+      uint4 small;
+      std::uint32_t* const of_small = &small.x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      of_first[i] = __float_as_uint(job.exact ? large_part(v[i]) : narrow_weight(v[i]));
-      of_second[i] = __float_as_uint(small_part(v[i]));
+      for (int i = 0; i < 4; ++i) {
+        const float v = __uint_as_float(words[i]);
+        words[i] = __float_as_uint(large_part(v)), of_small[i] = __float_as_uint(small_part(v));
+      }
+      to[(place.in_row + job.vectors.value / 2) ^ swizzle] = small;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(narrow_weight(__uint_as_float(words[i])));
     }
-    if (!job.exact) return store_vector<Value>(job, place, vector, first, packed);
-    const std::uint32_t half = job.vectors.value / 2, at = vector / half * job.vectors.value + vector % half;
-    store_vector<Value>(job, place, at, first, packed), store_vector<Value>(job, place, at + half, second, packed);
-  } else {
-    store_vector<Value>(job, place, vector, values, packed);
   }
+  to[place.in_row ^ swizzle] = values;
 }
 
 }  // namespace upfold::cuda

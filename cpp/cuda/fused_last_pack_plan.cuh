@@ -9,7 +9,7 @@ namespace {
 // Bytes of packed weights from which they are turned in shared memory: fewer are packed sooner by threads that take a vector each
 // (H200, microseconds of a layer, turned last: 123 KB 12.5 and 14.1, 262 KB 22.0 and 24.0, 524 KB 44.3 and 46.3, 4.2 MB 17.5 and
 // 18.6; 4.7 MB 76.4 and 71.9, 8.4 MB 77.9 and 70 to 76, 33.6 MB 226 and 209).
-constexpr std::int64_t kLeastTurned = 9 << 19;
+constexpr std::int64_t kLeastTurned = 4 << 20;
 
 class LastPackPlanner {
  public:
@@ -61,7 +61,7 @@ class LastPackPlanner {
            has_whole_groups();
   }
   // Of kByReduction: rows of w that a block's shared memory holds, with a vector more for each eighth.
-  std::int64_t rows_of_block() const { return kLastPackVectors / (8 * (taps_ + 1)); }
+  std::int64_t rows_of_block() const { return kLastPackLines / (8 * (taps_ + 1)); }
 
   void by_result() {
     job_.way = LastPacking::kByResult;

@@ -5,220 +5,12 @@ Tests, demo and bench share this one list, so that a figure and the proof of its
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from .case import Case, sparse_integers
+from .case import read_case as _case
 
-import torch
+TIERS = ("smoke", "edge", "seeds", "decoders", "irregular", "survey")
 
-from .geometry import Geometry, cached_geometry, output_size
-from .problem import Operator, Problem, pad_axes
-
-TIERS = ("smoke", "edge", "seeds", "decoders", "irregular")
-_NO_STRIDES = (0, 0, 0, 0, 0)
-# Mean number of non-zero products in an output of exact operands: sums stay far below the 256 that bfloat16 counts to.
-_MEAN_PRODUCTS = 24.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """One layer with its input size; `bias` is the flag of the published model, `source` says which model that is."""
-
-    name: str
-    tier: str
-    batch: int
-    in_channels: int
-    out_channels: int
-    in_size: tuple[int, ...]
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    bias: bool
-    source: str = ""
-    cut_from: str = ""  # batch and input size of the case that this one was scaled down from
-
-    @property
-    def ndim(self) -> int:
-        """Number of spatial axes."""
-        return len(self.in_size)
-
-    @property
-    def geometry(self) -> Geometry:
-        """The checked arguments, as the operators take them."""
-        return cached_geometry(self.ndim, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-
-    @property
-    def out_size(self) -> tuple[int, ...]:
-        """Spatial size of the output."""
-        arguments = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
-        return tuple(output_size(*axis) for axis in zip(self.in_size, *arguments, strict=True))
-
-    @property
-    def gflop(self) -> float:
-        """Billions of floating-point operations in the tap products that land inside the output, for real numbers."""
-        return self._problem(torch.float32).flops / 1e9
-
-    @property
-    def size_text(self) -> str:
-        """Batch and input size, as ``n4 64x64``; a scaled case also names the size it was cut from."""
-        text = _size_text(self.batch, self.in_size)
-        return f"{text} (cut from {self.cut_from})" if self.cut_from else text
-
-    def bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of x, w, bias and y, each counted once, in `dtype`."""
-        return self._problem(dtype).bytes
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for ``conv_transpose1d/2d/3d``, torch's or ours."""
-        return {
-            "stride": self.stride,
-            "padding": self.padding,
-            "output_padding": self.output_padding,
-            "groups": self.groups,
-            "dilation": self.dilation,
-        }
-
-    def scaled(self, max_gflop: float) -> Case:
-        """Cut the batch, then halve the longest spatial axes, until at most `max_gflop` remain, and nothing else."""
-        case = self
-        if case.gflop > max_gflop:
-            case = replace(case, batch=max(1, int(case.batch * max_gflop / case.gflop)))
-        while case.gflop > max_gflop:
-            smaller = case._halve_longest_axis()
-            if smaller is None:
-                break
-            case = smaller
-        return case if case is self else replace(case, cut_from=self.cut_from or _size_text(self.batch, self.in_size))
-
-    def tensors(
-        self,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        memory_format: torch.memory_format | None = None,
-        exact: bool = False,
-        bias: bool | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Make operands for this case.
-
-        Args:
-            dtype: of all three; values are drawn on the CPU, so every device sees the same.
-            device: where they go.
-            seed: of the random numbers.
-            memory_format: of x, for example ``torch.channels_last``; None leaves it contiguous.
-            exact: integers so few and so small that every partial sum is exact in every dtype.
-            bias: whether to make one; None takes the published flag.
-
-        Returns:
-            x (batch, in_channels, spatial...), w (in_channels, out_channels / groups, kernel...), and the bias
-            (out_channels,) or None.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        x_shape = (self.batch, self.in_channels, *self.in_size)
-        w_shape = (self.in_channels, self.out_channels // self.groups, *self.kernel_size)
-        # The products in one output: a tap is skipped unless its division by the stride is exact.
-        axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
-        taps = math.prod(math.ceil(kernel * math.gcd(stride, dilation) / stride) for kernel, stride, dilation in axes)
-        products = self.in_channels // self.groups * taps
-        if exact:
-            density = min(2 / 3, math.sqrt(_MEAN_PRODUCTS / products))
-            x = sparse_integers(x_shape, density, generator, complex_values=dtype.is_complex)
-            w = sparse_integers(w_shape, density, generator, complex_values=dtype.is_complex)
-            b = torch.randint(-3, 4, (self.out_channels,), generator=generator, dtype=torch.float32)
-        else:
-            drawn = torch.complex64 if dtype.is_complex else torch.float64 if dtype == torch.float64 else torch.float32
-            x = torch.randn(x_shape, generator=generator, dtype=drawn)
-            w = torch.randn(w_shape, generator=generator, dtype=drawn) / math.sqrt(products)
-            b = torch.randn((self.out_channels,), generator=generator, dtype=drawn)
-        x, w, b = (tensor.to(device=device, dtype=dtype) for tensor in (x, w, b))
-        if memory_format is not None:
-            x = x.contiguous(memory_format=memory_format)
-        return x, w, b if (self.bias if bias is None else bias) else None
-
-    def _problem(self, dtype: torch.dtype) -> Problem:
-        """The Problem of this case, whose counts of bytes and operations do not depend on the strides left out here."""
-        return Problem(
-            operator=Operator.CONV_TRANSPOSE,
-            dtype=dtype,
-            batch=self.batch,
-            in_channels=self.in_channels,
-            out_channels=self.out_channels,
-            groups=self.groups,
-            in_size=pad_axes(self.in_size, 1),
-            out_size=pad_axes(self.out_size, 1),
-            kernel_size=pad_axes(self.kernel_size, 1),
-            stride=pad_axes(self.stride, 1),
-            padding=pad_axes(self.padding, 0),
-            dilation=pad_axes(self.dilation, 1),
-            x_strides=_NO_STRIDES,
-            w_strides=_NO_STRIDES,
-            y_strides=_NO_STRIDES,
-            spatial_ndim=self.ndim,
-            has_bias=self.bias,
-        )
-
-    def _halve_longest_axis(self) -> Case | None:
-        """The same layer on half of the longest axis that may still shrink, or None when none may."""
-        for axis in sorted(range(self.ndim), key=lambda axis: -self.in_size[axis]):
-            if self.in_size[axis] > 1:
-                half = tuple(-(-size // 2) if index == axis else size for index, size in enumerate(self.in_size))
-                smaller = replace(self, in_size=half)
-                if smaller.out_size[axis] >= 1:
-                    return smaller
-        return None
-
-
-def sparse_integers(
-    shape: tuple[int, ...], density: float, generator: torch.Generator, complex_values: bool = False
-) -> torch.Tensor:
-    """Draw -1, 0 and 1 (times 1 or the imaginary unit), non-zero with probability `density`.
-
-    Returns:
-        A contiguous tensor of int8, or of complex64 where `complex_values`, on the generator's device.
-    """
-    signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1
-    values = signs * (torch.rand(shape, generator=generator) < density)
-    if not complex_values:
-        return values
-    turned = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-    return torch.complex((values * (1 - turned)).float(), (values * turned).float())
-
-
-def _size_text(batch: int, in_size: tuple[int, ...]) -> str:
-    return f"n{batch} " + "x".join(str(size) for size in in_size)
-
-
-def _case(tier: str, name: str, channels: str, size: str, kernel: str, source: str = "", **options: Any) -> Case:
-    """Read a table row: "in>out", "n x size", and a kernel such as "3x5 s2 p1x2": one number, or one for each axis."""
-    batch, *in_size = (int(entry) for entry in size.split("x"))
-    in_channels, out_channels = (int(entry) for entry in channels.split(">"))
-    kernel_size, *letters = kernel.split()
-    values = {"s": "1", "p": "0", "o": "0", "d": "1", "g": "1"}
-    values.update({letter[0]: letter[1:] for letter in letters})
-    axes = {key: tuple(int(entry) for entry in value.split("x")) for key, value in values.items()}
-    ndim = len(in_size)
-    stride, padding, output_padding, dilation = (axes[key] * (ndim // len(axes[key])) for key in "spod")
-    kernels = tuple(int(entry) for entry in kernel_size.split("x"))
-    return Case(
-        name=name,
-        tier=tier,
-        batch=batch,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        in_size=tuple(in_size),
-        kernel_size=kernels * (ndim // len(kernels)),
-        stride=stride,
-        padding=padding,
-        output_padding=output_padding,
-        dilation=dilation,
-        groups=axes["g"][0],
-        bias=options.pop("bias", False),
-        source=source,
-    )
-
+__all__ = ["CASES", "TIERS", "Case", "by_tier", "find", "sparse_integers"]
 
 # A row is: name, "in>out" channels, "batch x size", "kernel s(tride) p(adding) o(utput padding) d(ilation) g(roups)".
 _SMOKE = (
@@ -365,7 +157,81 @@ _IRREGULAR = (
     _case("irregular", "1d-k3d3-32-64@131072", "32>64", "16x131072", "3 d3"),
 )
 
-CASES: tuple[Case, ...] = _SMOKE + _EDGE + _SEEDS + _DECODERS + _IRREGULAR
+_FSRCNN = "FSRCNN (Dong et al. 2016)"
+_LAPSRN = "LapSRN (Lai et al. 2017)"
+_DEMUCS = "Hybrid Transformer Demucs (Rouard et al. 2023)"
+_3D_GAN = "3D-GAN (Wu et al. 2016)"
+_VQ_VAE = "VQ-VAE (van den Oord et al. 2017)"
+_STYLEGAN2 = "StyleGAN2 (Karras et al. 2020), samples as groups"
+_STYLE = "fast style transfer (Johnson et al. 2016)"
+_ERFNET = "ERFNet (Romera et al. 2018)"
+_CENTERNET = "CenterNet (Zhou et al. 2019)"
+_PIX2PIX_HD = "pix2pixHD (Wang et al. 2018)"
+_BIGVGAN = "BigVGAN (Lee et al. 2023)"
+_DAC = "Descript Audio Codec (Kumar et al. 2023)"
+_MIMI = "Mimi (Défossez et al. 2024)"
+_DIGITS = "an autoencoder of handwritten digits"
+_DREAMER = "Dreamer (Hafner et al. 2020)"
+# Of further published models, to see how what was fitted to the layers above fares on others.
+_SURVEY = (
+    _case("survey", "fsrcnn-56-1-x2", "56>1", "1x256x256", "9 s2 p4 o1", _FSRCNN, bias=True),
+    _case("survey", "fsrcnn-56-1-x3", "56>1", "16x64x64", "9 s3 p4 o2", _FSRCNN, bias=True),
+    _case("survey", "lapsrn-64-64", "64>64", "16x64x64", "4 s2 p1", _LAPSRN, bias=True),
+    _case("survey", "lapsrn-1-1", "1>1", "16x128x128", "4 s2 p1", _LAPSRN),
+    _case("survey", "diffwave-1-1", "1>1", "16x80x64", "3x32 s1x16 p1x8", "DiffWave (Kong et al. 2021)", bias=True),
+    _case("survey", "waveglow-80-80", "80>80", "4x64", "1024 s256", "WaveGlow (Prenger et al. 2019)", bias=True),
+    _case("survey", "htdemucs-48-8", "48>8", "4x85995", "8 s4", _DEMUCS, bias=True),
+    _case("survey", "htdemucs-384-192", "384>192", "4x8x336", "8x1 s4x1", _DEMUCS, bias=True),
+    _case("survey", "demucs-384-192", "384>192", "4x1344", "8 s4", _DEMUCS, bias=True),
+    _case("survey", "3dgan-512-256@4", "512>256", "32x4x4x4", "4 s2 p1", _3D_GAN),
+    _case("survey", "3dgan-256-128@8", "256>128", "32x8x8x8", "4 s2 p1", _3D_GAN),
+    _case("survey", "3dgan-64-1@32", "64>1", "32x32x32x32", "4 s2 p1", _3D_GAN),
+    _case("survey", "vnet-256-128@16", "256>128", "2x16x16x16", "2 s2", "V-Net (Milletari et al. 2016)", bias=True),
+    _case("survey", "vqvae-128-64@32", "128>64", "64x32x32", "4 s2 p1", _VQ_VAE, bias=True),
+    _case("survey", "vqvae-64-3@64", "64>3", "64x64x64", "4 s2 p1", _VQ_VAE, bias=True),
+    _case("survey", "stylegan2-8x512@32", "4096>4096", "1x32x32", "3 s2 g8", _STYLEGAN2),
+    _case("survey", "style-128-64@64", "128>64", "4x64x64", "3 s2 p1 o1", _STYLE, bias=True),
+    _case("survey", "style-64-32@128", "64>32", "4x128x128", "3 s2 p1 o1", _STYLE, bias=True),
+    _case("survey", "enet-16-19", "16>19", "1x256x512", "3 s2 p1 o1", "ENet (Paszke et al. 2016)"),
+    _case("survey", "erfnet-128-64", "128>64", "1x64x128", "3 s2 p1 o1", _ERFNET, bias=True),
+    _case("survey", "erfnet-16-20", "16>20", "1x256x512", "2 s2", _ERFNET, bias=True),
+    _case("survey", "linknet-128-128", "128>128", "4x32x32", "3 s2 p1 o1", "LinkNet (Chaurasia and Culurciello 2017)", bias=True),
+    _case("survey", "centernet-512-256@16", "512>256", "32x16x16", "4 s2 p1", _CENTERNET),
+    _case("survey", "centernet-256-256@64", "256>256", "16x64x64", "4 s2 p1", _CENTERNET),
+    _case("survey", "simvp-64-64@32", "64>64", "160x32x32", "3 s2 p1 o1", "SimVP (Gao et al. 2022)", bias=True),
+    _case("survey", "pix2pixhd-1024-512", "1024>512", "1x32x64", "3 s2 p1 o1", _PIX2PIX_HD, bias=True),
+    _case("survey", "pix2pixhd-128-64", "128>64", "1x256x512", "3 s2 p1 o1", _PIX2PIX_HD, bias=True),
+    _case("survey", "hifigan-256-128@512", "256>128", "16x512", "16 s8 p4", _HIFIGAN, bias=True),
+    _case("survey", "hifigan-64-32@8192", "64>32", "16x8192", "4 s2 p1", _HIFIGAN, bias=True),
+    _case("survey", "bigvgan-1536-768@32", "1536>768", "8x32", "8 s4 p2", _BIGVGAN, bias=True),
+    _case("survey", "bigvgan-768-384@128", "768>384", "8x128", "8 s4 p2", _BIGVGAN, bias=True),
+    _case("survey", "dac-1536-768@87", "1536>768", "8x87", "16 s8 p4", _DAC, bias=True),
+    _case("survey", "dac-768-384@696", "768>384", "8x696", "16 s8 p4", _DAC, bias=True),
+    _case("survey", "dac-192-96@22272", "192>96", "8x22272", "4 s2 p1", _DAC, bias=True),
+    _case("survey", "mimi-512-256@200", "512>256", "8x200", "12 s6", _MIMI, bias=True),
+    _case("survey", "mimi-256-128@1200", "256>128", "8x1200", "10 s5", _MIMI, bias=True),
+    _case("survey", "upernet-768-768@32", "768>768", "2x32x32", "2 s2", "UPerNet on a ViT-B (Bao et al. 2022)", bias=True),
+    _case("survey", "vitpose-1280-256@16x12", "1280>256", "64x16x12", "4 s2 p1", "ViTPose-H (Xu et al. 2022)"),
+    _case("survey", "maskrcnn-256-256@100", "256>256", "100x14x14", "2 s2", _MASK_RCNN, bias=True),
+    _case("survey", "fcn-150-150-k4@32", "150>150", "2x32x32", "4 s2 p1", _FCN),
+    _case("survey", "fcn16s-21-21-k32@32", "21>21", "2x32x32", "32 s16 p8", _FCN),
+    _case("survey", "depthanything-512-512@37", "512>512", "4x37x37", "2 s2", "Depth Anything (Yang et al. 2024)", bias=True),
+    _case("survey", "digits-64-32@7", "64>32", "256x7x7", "3 s2 p1 o1", _DIGITS, bias=True),
+    _case("survey", "digits-32-1@14", "32>1", "256x14x14", "3 s2 p1 o1", _DIGITS, bias=True),
+    _case("survey", "dreamer-1024-128@1", "1024>128", "2500x1x1", "5 s2", _DREAMER, bias=True),
+    _case("survey", "dreamer-128-64@5", "128>64", "2500x5x5", "5 s2", _DREAMER, bias=True),
+    _case("survey", "dreamer-64-32@13", "64>32", "2500x13x13", "6 s2", _DREAMER, bias=True),
+    _case("survey", "dreamer-32-3@30", "32>3", "2500x30x30", "6 s2", _DREAMER, bias=True),
+    _case("survey", "wavelet-64@128", "64>64", "8x128x128", "8 s2 p3 g64", "wavelet synthesis, Daubechies 4"),
+    _case("survey", "fir-512@64", "512>512", "8x64x64", "4 s2 p1 g512", "up-sampling by a filter (Karras et al. 2020)"),
+    _case("survey", "fastdepth-256@56", "256>256", "8x56x56", "5 s2 p2 o1 g256", "FastDepth (Wofk et al. 2019)"),
+    _case("survey", "convtasnet-512-1", "512>1", "4x8000", "16 s8", "Conv-TasNet (Luo and Mesgarani 2019)"),
+    _case("survey", "sepformer-256-1", "256>1", "4x8000", "16 s8", "SepFormer (Subakan et al. 2021)"),
+    _case("survey", "istft-1026-1", "1026>1", "8x400", "1024 s256", "an inverse short-time Fourier transform"),
+    _case("survey", "pqmf-4-4", "4>4", "16x16384", "4 s4", "pseudo-quadrature filters (Yang et al. 2021)"),
+)
+
+CASES: tuple[Case, ...] = _SMOKE + _EDGE + _SEEDS + _DECODERS + _IRREGULAR + _SURVEY
 
 
 def by_tier(*tiers: str) -> tuple[Case, ...]:

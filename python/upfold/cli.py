@@ -31,7 +31,7 @@ from .options import (
 )
 from .precision import float32_precision
 
-_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "fold", "host", "rate", "activation", "models")
+_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "survey", "fold", "host", "rate", "activation", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +116,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
 
 def _bench_options(command: argparse.ArgumentParser) -> None:
     suites = (*_SUITES, "all")
-    text = "which (default: smoke); all leaves out activation and models, which compile for minutes"
+    text = "which (default: smoke); all leaves out the survey of further layers, activation and models, which take minutes"
     command.add_argument("--suite", nargs="+", default=["smoke"], choices=suites, help=text)
     text = "cut larger cases down to this (default: 0.5 on a CPU, whole on a GPU)"
     command.add_argument("--max-gflop", type=positive, help=text)

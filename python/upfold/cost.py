@@ -49,6 +49,11 @@ _GPU_PRODUCT_TILE, _GPU_PRODUCTS_AT_ONCE = 128, 132
 # Input channels of a group at which the product reaches half of that, in TF32 and else. With the first as the second, and 243e12,
 # deep products took 0.6 of what was said, and the choice was 21 % off on one layer (2048 -> 256 on 8 x 6).
 _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
+# Times as long a forward of 16-bit planes takes beside `fused`, by the choice between the two: of 105 layers (H100).
+_GPU_HALF_PLANES_FACTOR = 1.1
+# Times as long columns of strides that are no power of two take, and of strides beyond 16 (H100: 1.7 to 2.5 for strides of 3, 5
+# and 6, 4 and more for kernels of 1024 with strides of 256; 0.6 to 1.3 for 8 and 16).
+_GPU_ODD_STRIDE_FACTOR, _GPU_FAR_STRIDE, _GPU_FAR_FACTOR = 1.9, 16, 4.0
 _GPU_WINDOW_SECONDS = 5.7e-6  # of laying x out in windows, and the factor of the product that reads them
 _GPU_WINDOW_FACTOR = 1.32
 # The same of both gradients in TF32, fitted to 85 of them (15 % off in root mean square). Fitted to 266 of both layouts and types
@@ -145,6 +150,8 @@ def _weight_bytes(problem: Problem) -> float:
 def _on_gpu(name: str, problem: Problem, device: torch.device) -> float:
     if name == "gemm":
         seconds = _gemm_on_gpu(problem)
+        if problem.operator is Operator.CONV_TRANSPOSE and DTYPE_BYTES[problem.dtype] == 2 and problem.y_strides[1] != 1:
+            seconds *= _GPU_HALF_PLANES_FACTOR
         return seconds + _GPU_HOST_SHARE * max(0.0, _GPU_GEMM_HOST_SECONDS - seconds)
     if name == "fused":
         return fused_seconds(problem, device) * _GPU_FUSED_FACTOR.get(problem.dtype, 1.0)
@@ -177,7 +184,8 @@ def _gemm_on_gpu(problem: Problem) -> float:
         return 3 * _GPU_LAUNCH_SECONDS + product + 3.0 * memory
     if _has_one_tap(problem) or (problem.in_pixels == 1 and not any(problem.padding)):  # its columns are y
         return _GPU_LAUNCH_SECONDS + max(product, memory) + _turning_seconds(problem)
-    seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + 2.0 * columns * element / _GPU_BYTES + more
+    moved = _scattering(problem.stride[2]) * 2.0 * columns * element / _GPU_BYTES
+    seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + moved + more
     seconds += _turning_seconds(problem)
     if problem.x_strides[1] == 1 and problem.in_pixels > 1 and problem.in_channels * size % 16 != 0:
         seconds += _GPU_LAUNCH_SECONDS  # of a copy of x, whose channels are no rows that tensor cores read
@@ -185,8 +193,15 @@ def _gemm_on_gpu(problem: Problem) -> float:
     if problem.groups > 1 or problem.dilation[2] > 1 or spans < 2:
         return seconds
     windows = 2.0 * problem.batch * problem.in_channels * problem.in_pixels * size * spans
-    moved = memory + (2.0 * columns * element / spans + windows) / _GPU_BYTES + more
-    return min(seconds, 2 * _GPU_LAUNCH_SECONDS + _GPU_WINDOW_SECONDS + _GPU_WINDOW_FACTOR * product + moved)
+    windowed = memory + moved / spans + windows / _GPU_BYTES + more
+    return min(seconds, 2 * _GPU_LAUNCH_SECONDS + _GPU_WINDOW_SECONDS + _GPU_WINDOW_FACTOR * product + windowed)
+
+
+def _scattering(stride: int) -> float:
+    """How many times as long columns of a forward take to be summed, by the stride of the width."""
+    if stride > _GPU_FAR_STRIDE:
+        return _GPU_FAR_FACTOR
+    return 1.0 if stride & (stride - 1) == 0 else _GPU_ODD_STRIDE_FACTOR
 
 
 def _idle_share(problem: Problem) -> float:

@@ -107,6 +107,9 @@ _PHASES = (
 _FILLED, _CAUTION, _EXACT_CAUTION = 3.0, 1.15, 1.4
 _EXACT_FEW, _MOST_EXACT_FEW = 0.7, 32
 _SLOW_ROWS = {16: 1.25}
+# Times a copy, of 16-bit rows of an odd number: they are read one by one, without asynchronous copies (H100: 48 -> 8 channels, k8
+# s4 on rows of 85,995, 150 us by four tiles that were predicted at 55 to 76).
+_ONE_BY_ONE = 9.0
 _PARTS_OF_PIXELS = 1.7
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
@@ -306,7 +309,8 @@ def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows:
     outputs = problem.batch * problem.out_channels * prod(problem.out_size) / max(1, tiles)
     phases = {tap * problem.dilation[2] % problem.stride[2] for tap in range(problem.kernel_size[2])}
     outputs *= _FILLED if len(phases) < problem.stride[2] else 1.0
-    each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * rates.input + outputs * rates.output
+    copy = rates.input * (_ONE_BY_ONE if kind == 1 and problem.x_strides[1] != 1 and problem.in_size[2] % 2 else 1.0)
+    each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * copy + outputs * rates.output
     weights = max(1.0, blocks / multiprocessors) * steps * rows * rates.packing
     time = rates.call + weights + max(1.0, tiles / multiprocessors) * each
     vector = _VECTOR_BYTES // DTYPE_BYTES[problem.dtype]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from ..problem import DTYPE_BYTES, Operator, Problem
@@ -30,7 +31,9 @@ _RATES = (
     _Rates(5.0, 110, 500, 120, 0.2, 20.0, 0.25, 0.6),
     _Rates(5.0, 110, 700, 120, 0.2, 20.0, 0.25, 0.6),
 )
-_ONE_BY_ONE = 3.0  # times a turn, of kernels whose outputs are summed one by one
+# Times a turn of k4 s2, of each tap of an output, and once more, of kernels whose outputs are summed one by one (H100: 220 to 240
+# cycles a tap of 9 x 9 with strides of 2 and 3, and of 3 x 32 with strides of 1 and 16).
+_ONE_BY_ONE = 1.9
 # Times as long as predicted the first tile takes in TF32 where that is so many microseconds or more: of pix2pix's 128 -> 3 with 8
 # and 16 pictures (H100: 37 and 62 us, the second tile 47 and 63; H200, 16 pictures: 46 and 50).
 _LONG, _FIRST_OF_LONG = 25.0, 0.85
@@ -48,7 +51,9 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         return {}
     module = cuda.module()
     rates = _RATES[DTYPE_BYTES[problem.dtype] == 2]
-    turn = rates.turn * (1.0 if problem.kernel_size[1:] == (4, 4) and problem.stride[1:] == (2, 2) else _ONE_BY_ONE)
+    by_fours = problem.kernel_size[1:] == (4, 4) and problem.stride[1:] == (2, 2)
+    taps = prod(-(-kernel // stride) for kernel, stride in zip(problem.kernel_size, problem.stride))  # of an output, at the most
+    turn = rates.turn * (1.0 if by_fours else _ONE_BY_ONE * (1 + taps))
     predicted = {}
     for config, _ in enumerate(module.fused_columns_tiles()):
         if not module.fused_columns_fits(device, problem.cuda, config, problem.alignment):

@@ -23,6 +23,8 @@ _EVEN = 1.25  # the power of turns by which sets of unlike taps become even
 _EQUAL: dict[int, float] = {5: 1.15, 8: 1.08}
 _EQUAL_IN_ORDER: dict[int, float] = {0: 1.09}
 _ODD_STRIDE, _FILLED = 1.4, 1.8
+# Of results each by itself in a row, that the second-level cache holds, up to so many bytes, and others.
+_CACHED, _CACHED_BYTES, _SCATTERED = 1.7, 32 << 20, 3.0
 _LEAST_SCATTERED = 2.0  # times as long, from which results of TF32's tiles are stored each by itself or in parts
 REFUSAL = (
     "torch's convolution switch asks for full float32, whose tiles want two input channels in a group and hold whole weights, or "
@@ -102,6 +104,9 @@ def _stored(problem: Problem, config: int, phases: int) -> float:
         apart = fused_last.turned(problem, phases)
         return 4 / rates.turned * apart * (rates.apart if apart > 1 else 1.0)
     slow = fused_last.stored_in_planes(problem, phases)
+    if fused_last.scattered(problem, phases) > 1.0:
+        results = 4 * problem.batch * problem.out_channels * problem.out_pixels
+        slow = _CACHED if results <= _CACHED_BYTES else _SCATTERED
     return 4 / rates.in_planes * slow * (rates.scattered if slow > _LEAST_SCATTERED else 1.0)
 
 

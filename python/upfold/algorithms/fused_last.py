@@ -55,13 +55,13 @@ _LYING = _Rates(4.1, 514, 0.678, 35, 85, 43.7, 0, 0, 0.277, 0, 0.75, 1.76, 2030,
 # The number of the first turned tile: its rows of a product are channels, so that results of neighbouring pixels lie in a lane.
 _TURNED = 9
 # Times as long, where channels are not innermost in the result: of stride 1; of results that are whole vectors, also where kernel
-# and stride are equal; of vectors that lie apart; of results that do, each by itself, or through shared memory (float32, 16
-# bits); and where the packed source is beyond the cap, so that samples run in parts.
-_DENSE, _JOINED, _JOINED_EQUAL, _APART, _SCATTERED, _STAGED, _IN_PARTS = 1.4, 1.12, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
-# A gradient in planes of 16 bits whose rows are no whole vectors takes as long as results each by itself: of one layer (Mask
-# R-CNN from a gradient in channels_last, 175 us for 45).
-# Results each by itself that the second-level cache holds, up to so many bytes: of one layer (EnCodec 256 -> 128).
-_CACHED, _CACHED_BYTES = 1.7, 32 << 20
+# and stride are equal; of vectors that lie apart; of gradients that do, each by itself (in 16 bits, whose rows are no whole
+# vectors: of one layer, Mask R-CNN from a gradient in channels_last, 175 us for 45), or of results through shared memory
+# (float32, 16 bits); and where the packed source is beyond the cap, so that samples run in parts.
+_DENSE, _JOINED, _JOINED_EQUAL, _APART, _SINGLE, _STAGED, _IN_PARTS = 1.4, 1.12, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
+# Of results of the forward each by itself, the fewer of a sector the longer the stride, times as long as those that are stored
+# together, by the stride: of float32 and of 16-bit values (45 layers on an H100: 2.5 to 4 for a stride of 2, 6 and 3.5 for 4, 12 and 6 for 8).
+_SCATTERED_STRIDE = 1.4, 0.8
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
@@ -107,7 +107,7 @@ def stored_in_planes(problem: Problem, phases: int) -> float:
     """How many times as long as its products and bytes say an upright tile takes where channels are not innermost."""
     if problem.operator is not Operator.CONV_TRANSPOSE:
         size = DTYPE_BYTES[problem.dtype]
-        return _SCATTERED if size == 2 and problem.in_size[2] * size % 16 != 0 else 1.0
+        return _SINGLE if size == 2 and problem.in_size[2] * size % 16 != 0 else 1.0
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:
         return _DENSE
@@ -116,11 +116,16 @@ def stored_in_planes(problem: Problem, phases: int) -> float:
         return _JOINED_EQUAL if problem.kernel_size == problem.stride else _JOINED
     if joined > 1:
         return _APART
-    size = DTYPE_BYTES[problem.dtype]
-    if phases < stride:
-        results = problem.batch * problem.out_channels * problem.out_pixels * size
-        return _CACHED if results <= _CACHED_BYTES else _SCATTERED
-    return _STAGED[size == 2]
+    return 1.0 if phases < stride else _STAGED[DTYPE_BYTES[problem.dtype] == 2]
+
+
+def scattered(problem: Problem, phases: int) -> float:
+    """How many times as long an upright tile of the forward stores, where each of its results lies by itself in a row."""
+    stride, width = problem.stride[2], problem.out_size[2]
+    together = max(j for j in (1, 2, 4) if phases % j == 0 and stride % j == 0 and width % j == 0)
+    if in_order(problem) or problem.operator is not Operator.CONV_TRANSPOSE or together > 1 or phases >= stride:
+        return 1.0
+    return _SCATTERED_STRIDE[DTYPE_BYTES[problem.dtype] == 2] * stride
 
 
 def _storing(problem: Problem, config: int, phases: int, rates: _Rates) -> float:
@@ -168,6 +173,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         store, tile = rows * columns * phases * size / (rates.stored if in_order(problem) else rates.in_planes), rates.tile
         if config >= _TURNED:
             store, tile = rows * columns * phases * size / rates.turned * turned(problem, phases), _TURNED_TILE
+        else:
+            store *= scattered(problem, phases)
         if splits > 1:
             share = 1 / min(splits, TURNED_SHARES if config >= _TURNED else columns * size // 64)
             store, tile = store * share, tile + rates.split + rows * columns * phases * 4 * splits * share / rates.shared
