@@ -215,7 +215,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kSplit < 0 ? 1 : 2)
   DO(Value, kV, 2, 3, 2, 3, 1)      \
   DO(Value, kV, 1, 3, 1, 3, 0)      \
   DO(Value, kV, 1, 5, 1, 5, 0)      \
-  DO(Value, kV, 1, 1, 2, 4, 1)
+  DO(Value, kV, 2, 5, 2, 5, 0)      \
+  DO(Value, kV, 2, 5, 2, 5, 1)      \
+  DO(Value, kV, 2, 6, 2, 6, 0)      \
+  DO(Value, kV, 2, 8, 2, 8, 1)      \
+  DO(Value, kV, 1, 1, 2, 4, 1)      \
+  DO(Value, kV, 1, 1, 2, 12, 0)     \
+  DO(Value, kV, 1, 1, 2, 12, 1)
 // kMh, kM, kSplit
 #define UPFOLD_WIDE(DO, Value, kV) \
   DO(Value, kV, 2, 2, 0)           \

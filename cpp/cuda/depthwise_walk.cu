@@ -8,13 +8,17 @@
 
 namespace upfold::cuda {
 
+// By how many columns of x a run's first unit lies behind its vector, with as much padding as keeps the size of x times the stride.
+template <int kK, int kS>
+constexpr int kUnitsBefore = (kK - 1) / 2 / kS;
+
 // kSh, kKh and kS, kK: strides and kernels of the H and W axes; kR = padding mod kS, the phase of a run's first output.
 template <typename Type, int kSh, int kKh, int kS, int kK, int kR>
 struct ShortWalk {
   using Value = Type;
   static constexpr int kV = kVector<Value>, kPhases = kSh, kMh = (kKh + kSh - 1) / kSh, kM = (kK + kS - 1) / kS;
   static_assert(kV % kS == 0, "every run of outputs starts at the same phase");
-  static constexpr int kMiddle = kV / kS, kBefore = kS == 1 ? (kK - 1) / 2 : 0, kLead = kM - 1 - kBefore;
+  static constexpr int kMiddle = kV / kS, kBefore = kUnitsBefore<kK, kS>, kLead = kM - 1 - kBefore;
   static constexpr int kColumns = (kR + kV - 1) / kS + kM, kTail = kColumns - kLead - kMiddle;
   using Row = RunRow<Value, kLead, kMiddle, kTail>;
 
@@ -160,6 +164,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
   DO(Value, 2, 3, 2, 3, 1, 4)   \
   DO(Value, 1, 3, 1, 3, 0, 3)   \
   DO(Value, 1, 5, 1, 5, 0, 2)   \
+  DO(Value, 2, 5, 2, 5, 0, 3)   \
+  DO(Value, 2, 6, 2, 6, 0, 2)   \
+  DO(Value, 2, 8, 2, 8, 1, 2)   \
   DO(Value, 1, 1, 2, 4, 1, 4)
 // kMh, kM, kHalves, and the same
 #define UPFOLD_WIDE(DO, Value) \
@@ -191,7 +198,7 @@ namespace {
 // A short walk's kernel, and whether its vectors of x begin where those of y do.
 bool is_short(const Problem& p, std::int64_t stride_h, std::int64_t kernel_h, std::int64_t stride, std::int64_t kernel,
               std::int64_t phase) {
-  const std::int64_t before = stride == 1 ? (kernel - 1) / 2 : 0;
+  const std::int64_t before = (kernel - 1) / 2 / stride;  // kUnitsBefore
   return has_kernel(p, stride_h, kernel_h, stride, kernel) && p.pad_w == before * stride + phase;
 }
 

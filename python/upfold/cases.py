@@ -205,6 +205,7 @@ _SURVEY = (
     _case("survey", "hifigan-64-32@8192", "64>32", "16x8192", "4 s2 p1", _HIFIGAN, bias=True),
     _case("survey", "bigvgan-1536-768@32", "1536>768", "8x32", "8 s4 p2", _BIGVGAN, bias=True),
     _case("survey", "bigvgan-768-384@128", "768>384", "8x128", "8 s4 p2", _BIGVGAN, bias=True),
+    _case("survey", "bigvgan-filter-96@8202", "96>96", "8x8202", "12 s2 g96", _BIGVGAN),
     _case("survey", "dac-1536-768@87", "1536>768", "8x87", "16 s8 p4", _DAC, bias=True),
     _case("survey", "dac-768-384@696", "768>384", "8x696", "16 s8 p4", _DAC, bias=True),
     _case("survey", "dac-192-96@22272", "192>96", "8x22272", "4 s2 p1", _DAC, bias=True),

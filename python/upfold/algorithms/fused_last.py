@@ -60,7 +60,8 @@ _TURNED = 9
 # (float32, 16 bits); and where the packed source is beyond the cap, so that samples run in parts.
 _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SINGLE, _STAGED, _IN_PARTS = 1.4, 1.12, 1.2, 1.6, 3.0, (2.6, 1.9), 1.25
 # Of results of the forward each by itself, the fewer of a sector the longer the stride, times as long as those that are stored
-# together, by the stride: of float32 and of 16-bit values (45 layers on an H100: 2.5 to 4 for a stride of 2, 6 and 3.5 for 4, 12 and 6 for 8).
+# together, by the stride: of float32 and of 16-bit values (45 layers on an H100: 2.5 to 4 for a stride of 2, 6 and 3.5 for 4, 12
+# and 6 for 8).
 _SCATTERED_STRIDE = 1.4, 0.8
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
