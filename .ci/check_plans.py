@@ -1,6 +1,7 @@
 """Plan every case for an H200 that is not there: no planner may crash, refuse what it offered, or pass the workspace's cap.
 
-Gradients that share their columns are computed too, with their launches done on the host.
+Gradients that share their columns are computed too, with their launches done on the host; and what is chosen is set against
+timings (check_choice.py).
 
 usage: check_plans.py BUILD, a folder in which CMake and Ninja have built _cuda and _cpu.
 """
@@ -238,6 +239,9 @@ def main() -> int:
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")
+    import check_choice
+
+    print(check_choice.check(torch))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -206,3 +207,28 @@ def test_plans_that_cannot_be_are_found(monkeypatch, beyond, seconds, passes):
     counted, planned = check_plans.check(torch)
     assert counted > 3 * len(cases.by_tier("smoke"))
     assert planned == 2 * counted
+
+
+@pytest.mark.parametrize(
+    "timed, loss", [({"gemm:0": 3.0, "fused:1": 2.0}, 1.5), ({"gemm:0": 3.0}, 1.0), ({"fused:1": 2.0}, None)]
+)
+def test_what_a_choice_loses_is_found(monkeypatch, timed, loss):
+    specification = spec_from_file_location("check_choice", CI / "check_choice.py")
+    check_choice = module_from_spec(specification)
+    specification.loader.exec_module(check_choice)
+    monkeypatch.setattr(
+        import_module("upfold.dispatch"), "plan", lambda problem, device: SimpleNamespace(algorithm="gemm", config=0)
+    )
+    timings = {case.name: timed for case in cases.by_tier("smoke")}
+    if loss is None:
+        with pytest.raises(AssertionError, match="was not timed"):
+            check_choice.losses(torch, "bfloat16", ("smoke",), timings)
+        return
+    assert check_choice.losses(torch, "bfloat16", ("smoke",), timings) == dict.fromkeys(timings, loss)
+
+
+def test_every_layer_of_a_model_has_timings():
+    timings = json.loads((ROOT / "benchmarks" / "timings" / "nvidia-h100-80gb-hbm3.json").read_text())
+    names = {case.name for case in cases.by_tier("seeds", "decoders", "irregular", "survey")}
+    assert set(timings["float32"]) == set(timings["bfloat16"]) == names
+    assert all(time > 0 for dtype in ("float32", "bfloat16") for ways in timings[dtype].values() for time in ways.values())

@@ -353,6 +353,7 @@ void col2im(const Launch& launch, const Problem& p, const ColumnBlock& block, co
       const auto common = long_rows ? col2im_rows : col2im_joined;
       if (common(launch, p.dtype, column_dtype, job, columns, bias, y)) return;
     }
+    if (col2im_turned(launch, p, block, strides, column_dtype, columns, bias, y)) return;
     const auto run = [&](auto index) {
       using Index = decltype(index);
       launch_kernel("col2im", col2im_kernel<Value, Column, Index>, launch, blocks_for(total), kThreads,

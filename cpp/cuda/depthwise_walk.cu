@@ -8,7 +8,8 @@
 
 namespace upfold::cuda {
 
-// By how many columns of x a run's first unit lies behind its vector, with as much padding as keeps the size of x times the stride.
+// By how many columns of x a run's first unit lies behind its vector, with as much padding as keeps the size of x times the
+// stride.
 template <int kK, int kS>
 constexpr int kUnitsBefore = (kK - 1) / 2 / kS;
 

@@ -7,8 +7,8 @@
 
 namespace upfold::cuda {
 
-// Shared memory of a block: what lies together of 128 bytes of channels, or rows of w, and behind them where a row of each channel
-// of the result and tap is packed, which is found once, not by each of the lanes that store it.
+// Shared memory of a block: what lies together of 128 bytes of channels, or rows of w, and behind them where a row of each
+// channel of the result and tap is packed, which is found once, not by each of the lanes that store it.
 constexpr int kLastPackLines = 1152, kLastPackRows = 160, kLastPackVectors = kLastPackLines + kLastPackRows / 4;
 static_assert(kLastPackLines / 8 <= kLastPackRows && kSourceSteps * kSourcePixels <= kLastPackRows &&
                   kLastPackRows <= kLastPackThreads,
@@ -23,7 +23,8 @@ struct LastBits<2> {
   using Type = std::uint16_t;
 };
 
-// Of what lies together for each channel of the source, number `number`. Behind those of w are zeros of channels that no result has.
+// Of what lies together for each channel of the source, number `number`. Behind those of w are zeros of channels that no result
+// has.
 template <typename Value>
 UPFOLD_DEVICE std::uint32_t row_of_result(const LastPackJob& job, std::uint32_t group, std::uint32_t number) {
   if (number >= std::uint32_t(job.lined)) return kNoRow;

@@ -2,13 +2,15 @@
 // long, a warp owns a run of one row (*_rows.cu) and works out where it stands once for all its units; where rows are
 // short, lanes own units counted through (n, d, h, w) without a break (*_joined.cu), so that narrow maps leave no lane idle.
 // Beside them stand kernels of col2im whose lanes own whole aligned accesses to y (*_lanes.cu, *_runs.cu), whatever the width,
-// and one of im2col that reads y through shared memory (*_tiles.cu).
+// and one of im2col that reads y through shared memory (*_tiles.cu). Long strides, of which these have no tables, have one of
+// col2im that stores through it (*_turned.cu).
 //
 // A *unit* is `stride` neighbouring positions on an axis of y: it holds one position of every phase, and what reaches position
 // number r of unit u lies at input u + first_in[r] - j * in_step for tap first_tap[r] + j * tap_step. So lanes that own
 // neighbouring units read neighbouring pixels of every row of columns, whatever the padding. For im2col a unit is one pixel.
 #pragma once
 
+#include "../columns.h"
 #include "divide.cuh"
 #include "values.cuh"
 
@@ -82,6 +84,7 @@ UPFOLD_DEVICE Column convert(Value v) {
 
 #ifndef __CUDACC_RTC__
 struct Launch;
+struct ColumnStrides;
 
 constexpr std::int64_t kMost = std::int64_t(1) << 30;  // of any position or count, so that sums of two stay below 2^31
 
@@ -97,6 +100,9 @@ bool col2im_runs(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob 
                  void* y);
 bool col2im_lanes(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* columns, const void* bias,
                   void* y);
+// Strides on w beyond kMostPhases and the same types; planar y, dilation_w == 1.
+bool col2im_turned(const Launch& launch, const Problem& p, const ColumnBlock& block, const ColumnStrides& strides,
+                   Dtype column_dtype, const void* columns, const void* bias, void* y);
 bool im2col_rows(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
 bool im2col_joined(const Launch& launch, Dtype dtype, Dtype column_dtype, RowsJob job, const void* y, void* columns);
 // Any widths, planar y, through shared memory; false also where a line of y is too long for a tile.

@@ -37,7 +37,7 @@ def tf32(monkeypatch):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
-@pytest.mark.parametrize("case", cases.by_tier("smoke", "seeds", "decoders", "irregular"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases.by_tier("smoke", "seeds", "decoders", "irregular", "survey"), ids=lambda case: case.name)
 def test_every_tile_is_exact(case, dtype, last, device):
     case = case.scaled(LIMIT)
     x, w, b = case.tensors(dtype, device, exact=True, bias=True)

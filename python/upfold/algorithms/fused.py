@@ -22,6 +22,7 @@ from . import (
     fused_input,
     fused_last,
     fused_maps,
+    fused_phases,
     fused_point,
     fused_units,
     fused_weight,
@@ -32,7 +33,7 @@ from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 # products of float16 that sum in float32.
 _LEAST_CAPABILITY, _LEAST_OF_HALF = 80, 75
 _STEP_BYTES = 64  # of input channels that one step of a reduction takes
-_VECTORS, _VECTOR_BYTES = 4, 16  # these are as many vectors; some tiles take more
+_VECTORS = 4  # of 16 bytes, which these are; some tiles take more
 _LEAST_CPU_CHANNELS = 4  # fewer leave most of a vector empty
 
 
@@ -92,25 +93,6 @@ _EQUAL = (
     _Rates(0.0, 0.0, 0.028, 3.3e-5, 1e-4, 2.1e-4, 2.1e-4, 0.0, 0.0),
     _Rates(2.1, 0.0, 0.04, 2.5e-5, 1e-4, 1.1e-4, 1.1e-4, 0.0, 0.0),
 )
-# Of rows that are pairs of a channel and a phase, for one multiprocessor, fitted to every such tile of 15 layers (15, 15 and 24 %
-# off in root mean square): a product is of 16 x 8 and two slots, an input a copy of up to 16 bytes, and packing a row of the
-# weight for a step. TF32, 16-bit values, and full float32.
-_PHASES = (
-    _Rates(4.69, 0.829, 0.0, 2.54e-3, 8.55e-5, 1.26e-4, 1.26e-4, 0.0, 0.0, 1.43e-3),
-    _Rates(5.85, 0.869, 0.0, 2.07e-3, 8.66e-5, 6.68e-5, 6.68e-5, 0.0, 0.0, 3.01e-3),
-    _Rates(4.25, 0.607, 0.0, 7.14e-3, 0.0, 1.24e-4, 1.24e-4, 0.0, 0.0, 3.36e-3),
-)
-# What those rates miss: outputs of rows with phases without taps, which are filled first; products of 16 rows, which wait for
-# their loads; and results of which a tile holds some channels alone, where these are neighbours in memory: they are stored one by
-# one, and each lies in a sector with others'. They are preferred only where they lead by more than chance, which in full float32
-# is more, but for few channels in a group and kernels beyond their stride: those take 0.4 to 0.6 of what is said.
-_FILLED, _CAUTION, _EXACT_CAUTION = 3.0, 1.15, 1.4
-_EXACT_FEW, _MOST_EXACT_FEW = 0.7, 32
-_SLOW_ROWS = {16: 1.25}
-# Times a copy, of 16-bit rows of an odd number: they are read one by one, without asynchronous copies (H100: 48 -> 8 channels, k8
-# s4 on rows of 85,995, 150 us by four tiles that were predicted at 55 to 76).
-_ONE_BY_ONE = 9.0
-_PARTS_OF_PIXELS = 1.7
 # 16-bit maps of an odd number of pixels are copied one by one: the input's rate of blocks that copy them as they lie, and a
 # factor of the tiles for equal kernel and stride.
 _ODD_INPUT, _ODD = 0.05, 1.8
@@ -300,28 +282,6 @@ def _width(kind: _Kind, phases: int, channels: int, vectors: int) -> float:
     return _LONG if kind == _Kind.WARPGROUPS and phases == 1 else 1.0
 
 
-def _phase_microseconds(problem: Problem, work: tuple[int, int, int, int], rows: int, units: int, multiprocessors: int) -> float:
-    """Predict the time of tiles of `rows` pairs: the copies, products and stores of a multiprocessor add up."""
-    tiles, steps, copies, blocks = work
-    exact = problem.in_full_float32
-    kind = 2 if exact else int(DTYPE_BYTES[problem.dtype] == 2)
-    rates = _PHASES[kind]
-    outputs = problem.batch * problem.out_channels * prod(problem.out_size) / max(1, tiles)
-    phases = {tap * problem.dilation[2] % problem.stride[2] for tap in range(problem.kernel_size[2])}
-    outputs *= _FILLED if len(phases) < problem.stride[2] else 1.0
-    copy = rates.input * (_ONE_BY_ONE if kind == 1 and problem.x_strides[1] != 1 and problem.in_size[2] % 2 else 1.0)
-    each = rates.tile + steps * (rates.step + rows * units / 128 * rates.product) + copies * copy + outputs * rates.output
-    weights = max(1.0, blocks / multiprocessors) * steps * rows * rates.packing
-    time = rates.call + weights + max(1.0, tiles / multiprocessors) * each
-    vector = _VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
-    channels = problem.out_channels_per_group
-    if problem.y_strides[1] == 1 and channels * len(phases) > rows and channels % vector != 0:
-        time *= _PARTS_OF_PIXELS
-    if exact and problem.in_channels_per_group <= _MOST_EXACT_FEW and problem.taps > prod(problem.stride):
-        time *= _EXACT_FEW
-    return time * (_EXACT_CAUTION if exact else _CAUTION) * _SLOW_ROWS.get(rows, 1.0)
-
-
 @lru_cache(maxsize=4096)
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
@@ -355,9 +315,8 @@ def _tile_microseconds(problem: Problem, device: int) -> dict[int, float]:
         if not module.fused_fits(device, problem.cuda, config, problem.alignment, not problem.allow_tf32):
             continue
         if kind == _Kind.PHASES:
-            predicted[config] = _phase_microseconds(
-                problem, _call(problem, config, device).work, channels, units, multiprocessors
-            )
+            work = _call(problem, config, device).work
+            predicted[config] = fused_phases.microseconds(problem, work, channels, units, multiprocessors)
             continue
         if phases_h == 0:  # rows are output channels times taps, units are inputs; all phases have one tap
             rates, phases, slots, parts = _EQUAL[half], 1, 1.0, 1

@@ -63,6 +63,9 @@ _DENSE, _JOINED, _JOINED_EQUAL, _APART, _SINGLE, _STAGED, _IN_PARTS = 1.4, 1.12,
 # together, by the stride: of float32 and of 16-bit values (45 layers on an H100: 2.5 to 4 for a stride of 2, 6 and 3.5 for 4, 12
 # and 6 for 8).
 _SCATTERED_STRIDE = 1.4, 0.8
+# Packed weights of more bytes than the second-level cache keeps come from memory again for every tile: microseconds of a megabyte
+# (H100: StyleGAN2's 75 MB in TF32, 413 us of the tile that was predicted at 219).
+_CACHE_BYTES, _UNCACHED = 48 << 20, 0.31
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
@@ -162,13 +165,15 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         work = fused_alternating.Work(*call(problem, FIRST + config, device).work)
         tiles, products, copied, resident, splits, packed, source, _, _ = work
+        pair = columns * vectors * 16
+        again = 0.0 if resident or packed <= _CACHE_BYTES else 1e-6 * (tiles * products * pair - packed) * _UNCACHED
         if config >= fused_alternating.FIRST:
             rates, tile_sizes = _RATES[size == 2], (rows, columns, phases, blocks, vectors)
             time = fused_alternating.microseconds(problem, config, tile_sizes, work, multiprocessors)
-            time += 1e-6 * (packed * rates.packed + source * rates.source) + (rates.launch if source else 0.0)
+            time += 1e-6 * (packed * rates.packed + source * rates.source) + (rates.launch if source else 0.0) + again
             predicted[FIRST + config] = time * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
             continue
-        rates, pair = _RATES[size == 2] if packed else _LYING, columns * vectors * 16
+        rates = _RATES[size == 2] if packed else _LYING
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
         load = (copied + (0.0 if resident else products * pair)) / rates.loaded
         store, tile = rows * columns * phases * size / (rates.stored if in_order(problem) else rates.in_planes), rates.tile
@@ -184,7 +189,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             waves = rates.alone
         time = waves * (multiply + load + store + tile) / cuda.CYCLES
         time *= _storing(problem, config, phases, rates) * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
-        time += 1e-6 * (packed * rates.packed + source * rates.source)
+        time += 1e-6 * (packed * rates.packed + source * rates.source) + again
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least)
         predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
