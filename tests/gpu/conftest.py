@@ -13,6 +13,14 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
+def returned_memory():
+    """What torch keeps of large tests is another process's to have: with many of them 80 GB do not last otherwise."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > 1 << 30:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
 def exact_float32(request, monkeypatch):
     """Tests that compare two ways by torch's tolerances for float32 are about the ways, not about TF32."""
     if request.node.name.startswith(("test_machinery_", "test_transforms_", "test_backward_", "test_training_", "test_graphed_")):

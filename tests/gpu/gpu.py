@@ -32,8 +32,8 @@ def _copy(device: torch.device) -> None:
 def assert_repeats_under_load(compute: Callable[[], torch.Tensor], device: torch.device, message: str) -> None:
     """That a result is the same bit by bit while another stream keeps the device's multiprocessors busy, and then its memory."""
     first, other = compute(), torch.cuda.Stream(device)
-    for load in (_multiply, _copy):
+    for load in (_multiply, _copy) * 4:
         with torch.cuda.stream(other):
             load(device)
-        results = [compute() for _ in range(16)]  # begun while the other stream is at work
+        results = [compute() for _ in range(4)]  # begun while the other stream is at work
         assert all(torch.equal(result, first) for result in results), f"{message}, {load.__name__}"
