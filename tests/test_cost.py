@@ -87,6 +87,18 @@ def test_vectors_that_are_half_full_count_on_a_cpu(name, mode, instructions, bes
     assert min(("gemm", "direct", "fused"), key=lambda method: predicted_seconds(method, found, device)) == best
 
 
+@pytest.mark.parametrize("mode", [FORWARD, GRAD_INPUT])
+@pytest.mark.parametrize("pixels, fused", [(1, False), (2, True), (11, True), (64, True)])
+def test_products_of_a_few_pixels_are_slow_on_a_cpu(mode, pixels, fused):
+    """By what was measured on two cores: 3 ms for one pixel and 96 for two to eleven, where `fused` took 8 to 12."""
+    found = problem("dac-1536-768@87", mode, tf32=False)
+    found = dataclasses.replace(found, batch=1, in_size=(1, 1, pixels), out_size=(1, 1, 8 * pixels))
+    gemm, other = (predicted_seconds(method, found, torch.device("cpu")) for method in ("gemm", "fused"))
+    assert (other < gemm) == fused
+    if 1 < pixels < 12 and mode == FORWARD:
+        assert gemm > 4 * other
+
+
 def test_half_full_vectors_take_longer_where_they_are_wider(monkeypatch):
     times = {}
     for instructions in ("avx2", "avx512"):
