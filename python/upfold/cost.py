@@ -21,6 +21,9 @@ _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summe
 _CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
 _CPU_GEMM_RESULT_BYTES = 4e9  # a second, of the weight's gradient that the product writes
 _CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
+# Times what is said of the gradient of the weight. By 106 layers products take 0.35 to 0.6 of it, but with less the choice among
+# the first 50 is worse; and `fused` takes 1.5 to 2.8 times as long where y has one channel in a group.
+_CPU_GEMM_WEIGHT_FACTOR, _CPU_FUSED_SINGLE_FACTOR = 0.85, 2.5
 # Of fewer pixels than that, but more than one, a product takes as much longer as so many bytes of the weight a second, however
 # few they are (EPYC with AVX-512, 1536 -> 768 channels with k16: forward 96 ms for 2 to 11 pixels, 25 for 12 and 3 for one, the
 # gradient of the input 23 to 31, 18 and 3).
@@ -128,13 +131,16 @@ def _on_cpu(name: str, problem: Problem) -> float:
             seconds += _weight_bytes(problem) / _CPU_GEMM_RESULT_BYTES
         if problem.operator in _CPU_THIN_BYTES and 1 < problem.batch * problem.in_pixels < _CPU_THIN_PIXELS:
             seconds += _weight_bytes(problem) / _CPU_THIN_BYTES[problem.operator]
-        return seconds + 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
+        seconds += 2.0 * columns * depth / rate + 2.0 * columns * element / _CPU_COLUMN_BYTES
+        return seconds * (_CPU_GEMM_WEIGHT_FACTOR if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else 1.0)
     if name == "fused":
         channels = vector_channels(problem)
         vector = _vector_lanes(problem, channels)
         lanes = -(-channels // vector) * vector
         moved = _CPU_FUSED_SUM_BYTES if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT else _CPU_FUSED_PACK_BYTES
-        return seconds + _weight_bytes(problem) / moved + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
+        seconds += _weight_bytes(problem) / moved + problem.flops * lanes / channels / _CPU_FUSED_FLOPS
+        single = problem.operator is Operator.CONV_TRANSPOSE_WEIGHT and problem.out_channels_per_group == 1
+        return seconds * (_CPU_FUSED_SINGLE_FACTOR if single else 1.0)
     row = problem.in_size[2]
     rate = _CPU_DIRECT_FLOPS * speed * row / (row + _CPU_DIRECT_HALF_ROW)
     return seconds + _weight_bytes(problem) / _CPU_PACK_BYTES + problem.flops / rate
