@@ -54,7 +54,7 @@ def test_a_method_of_ours_takes_every_case(case):
 @EVERY_CASE
 def test_scaling_keeps_the_layer(case):
     small = case.scaled(0.02)
-    assert small.gflop <= 0.02
+    assert small.gflop <= 0.02 or {small.batch, *small.in_size} == {1}
     assert small.geometry == case.geometry
     assert (small.kernel_size, small.in_channels, small.out_channels) == (
         case.kernel_size,
