@@ -59,7 +59,8 @@ _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
 # Times as long a forward of 16-bit planes takes beside `fused`, by the choice between the two: of 105 layers (H100).
 _GPU_HALF_PLANES_FACTOR = 1.1
 # Times as long columns of strides that are no power of two take, and of strides beyond 16 (H100: 1.7 to 2.5 for strides of 3, 5
-# and 6, 4 and more for kernels of 1024 with strides of 256; 0.6 to 1.3 for 8 and 16).
+# and 6, 0.6 to 1.3 for 8 and 16, 4 and more for kernels of 1024 with strides of 256, before their sums went through shared
+# memory).
 _GPU_ODD_STRIDE_FACTOR, _GPU_FAR_STRIDE, _GPU_FAR_FACTOR = 1.9, 16, 4.0
 _GPU_WINDOW_SECONDS = 5.7e-6  # of laying x out in windows, and the factor of the product that reads them
 _GPU_WINDOW_FACTOR = 1.32
