@@ -239,7 +239,7 @@ def main() -> int:
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")
-    import check_choice
+    import check_choice  # beside this file, which is on the path where it is run as a script
 
     print(check_choice.check(torch))
     return 0

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,14 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 
 KERNEL_BEGIN = "  const std::int64_t step = std::int64_t(gridDim.x) * kThreads;\n"
 WGMMA = '  asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");\n'
+
+
+def loaded(name: str) -> Any:
+    """A script of the checks as a module."""
+    specification = spec_from_file_location(name, CI / f"{name}.py")
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -187,9 +196,7 @@ def test_versions_are_compared(tmp_path):
 
 @pytest.mark.parametrize("beyond, seconds, passes", [(0, 1e-6, True), (1, 1e-6, False), (0, float("nan"), False)])
 def test_plans_that_cannot_be_are_found(monkeypatch, beyond, seconds, passes):
-    specification = spec_from_file_location("check_plans", CI / "check_plans.py")
-    check_plans = module_from_spec(specification)
-    specification.loader.exec_module(check_plans)
+    check_plans = loaded("check_plans")
     planner = SimpleNamespace(
         name="planned",
         reject=lambda problem, device: None,
@@ -213,9 +220,7 @@ def test_plans_that_cannot_be_are_found(monkeypatch, beyond, seconds, passes):
     "timed, loss", [({"gemm:0": 3.0, "fused:1": 2.0}, 1.5), ({"gemm:0": 3.0}, 1.0), ({"fused:1": 2.0}, None)]
 )
 def test_what_a_choice_loses_is_found(monkeypatch, timed, loss):
-    specification = spec_from_file_location("check_choice", CI / "check_choice.py")
-    check_choice = module_from_spec(specification)
-    specification.loader.exec_module(check_choice)
+    check_choice = loaded("check_choice")
     monkeypatch.setattr(
         import_module("upfold.dispatch"), "plan", lambda problem, device: SimpleNamespace(algorithm="gemm", config=0)
     )
@@ -225,6 +230,17 @@ def test_what_a_choice_loses_is_found(monkeypatch, timed, loss):
             check_choice.losses(torch, "bfloat16", ("smoke",), timings)
         return
     assert check_choice.losses(torch, "bfloat16", ("smoke",), timings) == dict.fromkeys(timings, loss)
+
+
+@pytest.mark.parametrize("lost, passes", [([1.0, 1.02], True), ([1.03, 1.06], False), ([1.0] * 20 + [1.4], False)])
+def test_choices_that_lose_too_much_are_found(monkeypatch, lost, passes):
+    check_choice = loaded("check_choice")
+    monkeypatch.setattr(check_choice, "losses", lambda *given: {f"layer {i}": loss for i, loss in enumerate(lost)})
+    if not passes:
+        with pytest.raises(AssertionError, match="in float32"):
+            check_choice.check(torch)
+        return
+    assert "in bfloat16 (layer 1 1.02)" in check_choice.check(torch)
 
 
 def test_every_layer_of_a_model_has_timings():

@@ -31,11 +31,11 @@ from .summary import summarize
 from .tables import LEGEND, progress_bar, suite_table, summary_table
 from .timing import cpu_clock
 
-CASE_SUITES = ("smoke", "edge", "seeds", "decoders", "irregular", "survey")
+CASE_SUITES = cases.TIERS
 MODEL_SUITE = "models"
 # What "all" stands for; whole models and layers with activations, which take minutes to compile, and the survey are asked for by
 # name.
-SUITES = (*CASE_SUITES[:-1], "fold", "host", "rate")
+SUITES = (*(suite for suite in CASE_SUITES if suite != "survey"), "fold", "host", "rate")
 # Of a results file; raised when a key changes its meaning.
 SCHEMA = 1
 _PAIRS = {"fold": run_fold, "host": run_host, "rate": run_rate, "activation": run_activation}

@@ -21,8 +21,8 @@ _CPU_COLUMN_BYTES = 2e9  # a second, of columns written by the product and summe
 _CPU_GEMM_FLOPS = 80e9  # a second, of a deep matrix product
 _CPU_GEMM_RESULT_BYTES = 4e9  # a second, of the weight's gradient that the product writes
 _CPU_GEMM_HALF_DEPTH = 16.0  # input channels of a group at which it reaches half of that
-# Times what is said of the gradient of the weight. By 106 layers products take 0.35 to 0.6 of it, but with less the choice among
-# the first 50 is worse; and `fused` takes 1.5 to 2.8 times as long where y has one channel in a group.
+# Times what is said of the gradient of the weight. By 106 layers products mostly take 0.35 to 0.6 of it, but with less the choice
+# among the first 50 is worse; and `fused` takes 1.5 to 2.8 times as long where y has one channel in a group.
 _CPU_GEMM_WEIGHT_FACTOR, _CPU_FUSED_SINGLE_FACTOR = 0.85, 2.5
 # Of fewer pixels than that, but more than one, a product takes as much longer as so many bytes of the weight a second, however
 # few they are (EPYC with AVX-512, 1536 -> 768 channels with k16: forward 96 ms for 2 to 11 pixels, 25 for 12 and 3 for one, the

@@ -11,8 +11,8 @@ from . import fused_last
 # channels are innermost in the result, there with equal kernel and stride, and where they are not, with equal kernel and stride
 # and with others. Fitted to the choice among the tiles of 29 layers, those from 200 on to all of 50: by their timings its
 # forwards take up to 2 % longer than with the fastest ones. 238 and 239 were fitted later, beside the tiles they compete with
-# alone: to two and fourteen layers of equal kernel and stride. The last two anew, to 105 layers (H100): the choice takes 0.8 and
-# 0.4 % longer than the fastest of those 50, and 2.8 % of 55 that nothing was fitted to before (6.6 % then).
+# alone: to two and fourteen layers of equal kernel and stride. The last two anew, to 105 layers (H100): what is chosen takes 0.9
+# (TF32) and 0.4 % (16 bits) longer than the fastest on those 50, and 2.4 and 2.8 % on layers that nothing was fitted to before.
 _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
         {202: 0.85, 207: 0.91, 220: 1.05},

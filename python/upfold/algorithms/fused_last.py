@@ -107,6 +107,11 @@ def turned(problem: Problem, phases: int) -> float:
     return together * (1.0 if width * size % 16 == 0 else _TURNED_SINGLE if width * size % 4 else _TURNED_PARTS)
 
 
+def _joined(phases: int, stride: int, width: int) -> int:
+    """How many neighbouring phases of a row are stored as one vector."""
+    return max(j for j in (1, 2, 4) if phases % j == 0 and stride % j == 0 and width % j == 0)
+
+
 def stored_in_planes(problem: Problem, phases: int) -> float:
     """How many times as long as its products and bytes say an upright tile takes where channels are not innermost."""
     if problem.operator is not Operator.CONV_TRANSPOSE:
@@ -115,7 +120,7 @@ def stored_in_planes(problem: Problem, phases: int) -> float:
     stride, width = problem.stride[2], problem.out_size[2]
     if stride == 1:
         return _DENSE
-    joined = max(j for j in (1, 2, 4) if phases % j == 0 and stride % j == 0 and width % j == 0)
+    joined = _joined(phases, stride, width)
     if joined == stride:
         return _JOINED_EQUAL if problem.kernel_size == problem.stride else _JOINED
     if joined > 1:
@@ -126,8 +131,9 @@ def stored_in_planes(problem: Problem, phases: int) -> float:
 def scattered(problem: Problem, phases: int) -> float:
     """How many times as long an upright tile of the forward stores, where each of its results lies by itself in a row."""
     stride, width = problem.stride[2], problem.out_size[2]
-    together = max(j for j in (1, 2, 4) if phases % j == 0 and stride % j == 0 and width % j == 0)
-    if in_order(problem) or problem.operator is not Operator.CONV_TRANSPOSE or together > 1 or phases >= stride:
+    if in_order(problem) or problem.operator is not Operator.CONV_TRANSPOSE or phases >= stride:
+        return 1.0
+    if _joined(phases, stride, width) > 1:
         return 1.0
     return _SCATTERED_STRIDE[DTYPE_BYTES[problem.dtype] == 2] * stride
 
