@@ -83,7 +83,8 @@ struct GemmOptions {
   bool atomic;                 // col2im by atomic additions
   bool has_bias;               // of every call
   GemmForm form;
-  bool given_columns = false;  // those of y are another call's: none are made, and there is no room for them
+  bool given_columns = false;   // those of y are another call's: none are made, and there is no room for them
+  std::int64_t alignment = 16;  // bytes that divide the addresses of x, w and y, at most 16
 };
 struct GemmOperands {
   void* x;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace {
 
 #ifdef _WIN32
 constexpr const char* kNames[] = {"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"};
+constexpr const char* kLtNames[] = {"cublasLt64_13.dll", "cublasLt64_12.dll", "cublasLt64_11.dll"};
 
 void* open_loaded(const char* name) { return reinterpret_cast<void*>(GetModuleHandleA(name)); }
 void* open_by_name(const char* name) { return reinterpret_cast<void*>(LoadLibraryA(name)); }
@@ -91,6 +93,45 @@ Cublas load() {
   return table;
 }
 
+// cublasLt is loaded with cuBLAS, which needs it; dlsym looks into what a library needs too.
+void* lt_library(const std::string& version) {
+#ifdef _WIN32
+  for (const char* name : kLtNames) {
+    if (std::string(name).find("_" + version.substr(0, version.find('.')) + ".") != std::string::npos) return open_loaded(name);
+  }
+  return nullptr;
+#else
+  return version.empty() ? nullptr : g_library;
+#endif
+}
+
+struct FoundLt {
+  CublasLt table;
+  bool whole;
+};
+
+FoundLt load_lt() {
+  FoundLt found{{}, true};
+  void* const library = lt_library(find_cublas().version);
+  const auto take = [&](const char* name, auto& function) {
+    void* const symbol = library == nullptr ? nullptr : symbol_of(library, name);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    found.whole = found.whole && symbol != nullptr;
+  };
+  take("cublasLtMatmulDescCreate", found.table.create_product);
+  take("cublasLtMatmulDescSetAttribute", found.table.set_product);
+  take("cublasLtMatmulDescDestroy", found.table.destroy_product);
+  take("cublasLtMatrixLayoutCreate", found.table.create_layout);
+  take("cublasLtMatrixLayoutSetAttribute", found.table.set_layout);
+  take("cublasLtMatrixLayoutDestroy", found.table.destroy_layout);
+  take("cublasLtMatmulPreferenceCreate", found.table.create_preference);
+  take("cublasLtMatmulPreferenceSetAttribute", found.table.set_preference);
+  take("cublasLtMatmulPreferenceDestroy", found.table.destroy_preference);
+  take("cublasLtMatmulAlgoGetHeuristic", found.table.heuristic);
+  take("cublasLtMatmul", found.table.matmul);
+  return found;
+}
+
 constexpr int kExactReduction = 16;  // default mathematics, partial sums of 16-bit products kept in float32
 
 void check_status(int status, const char* what) {
@@ -122,6 +163,12 @@ struct ThreadHandles {
 const Cublas& cublas() {
   static const Cublas table = load();  // a failure is tried again at the next call
   return table;
+}
+
+const CublasLt* cublas_lt() {
+  if (find_cublas().version.empty()) return nullptr;
+  static const FoundLt found = load_lt();
+  return found.whole ? &found.table : nullptr;
 }
 
 CublasFound find_cublas() {

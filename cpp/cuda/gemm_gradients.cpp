@@ -1,5 +1,5 @@
 // Both gradients from one matrix of columns: the adjoint in x makes them, and that in w has its workspace where the first one's
-// sums were, and cuBLAS's where the first one's was.
+// sums were, and cuBLAS's where the first one's and its weight were, if it fits before the columns.
 #include "gemm_gradients.h"
 
 #include <algorithm>
@@ -28,6 +28,8 @@ bool is_plain(const GemmPlan* plan) {
          !plan->columns_are_y;
 }
 
+bool fits_before_columns(const GemmPlan& conv, const GemmPlan& weight) { return weight.cublas_bytes <= conv.columns_at; }
+
 bool can_share(const GemmPlan* conv, const GemmPlan* weight) {
   return is_plain(conv) && is_plain(weight) && conv->column_dtype == weight->column_dtype &&
          same_columns(conv->blocks[0], weight->blocks[0]);
@@ -44,19 +46,22 @@ GemmGradientsCall::GemmGradientsCall(int device, const Problem& conv, const Prob
 std::int64_t GemmGradientsCall::workspace_bytes() const {
   if (conv_.plan() == nullptr || weight_.plan() == nullptr) return 0;
   const GemmPlan &conv = *conv_.plan(), &weight = *weight_.plan();
-  return std::max(conv.total_bytes, conv.stage_at + weight.total_bytes - weight.cublas_bytes);
+  const std::int64_t before = fits_before_columns(conv, weight) ? weight.cublas_bytes : 0;
+  return std::max(conv.total_bytes, conv.stage_at + weight.total_bytes - before);
 }
 
 void GemmGradientsCall::run(const GemmGradients& operands, std::uintptr_t stream) const {
   require(shares_, "the gradients do not read the same columns");
   char* const workspace = static_cast<char*>(operands.workspace);
-  const GemmPlan& conv = *conv_.plan();
+  const GemmPlan &conv = *conv_.plan(), &weight = *weight_.plan();
   void *const x = const_cast<void*>(operands.x), *const w = const_cast<void*>(operands.w),
               *const y = const_cast<void*>(operands.y);
   conv_.run({operands.x_gradient, w, nullptr, y, workspace}, stream);
-  // Its parts begin behind what it has for cuBLAS, which nobody writes here: they are behind the columns.
-  char* const behind_columns = workspace + conv.stage_at - weight_.plan()->cublas_bytes;
-  weight_.run({x, operands.w_gradient, nullptr, y, behind_columns, workspace + conv.columns_at, workspace}, stream);
+  // Its parts begin behind what it has for cuBLAS, which nobody writes where that is elsewhere: they are behind the columns.
+  const bool before = fits_before_columns(conv, weight);
+  char* const behind_columns = workspace + conv.stage_at - (before ? weight.cublas_bytes : 0);
+  void* const products = before ? workspace : behind_columns;
+  weight_.run({x, operands.w_gradient, nullptr, y, behind_columns, workspace + conv.columns_at, products}, stream);
 }
 
 }  // namespace upfold::cuda

@@ -384,4 +384,13 @@ GemmPlan plan_blocks(const Problem& p, const Window& window, const GemmOptions& 
   return Planner(p, window, options, cublas_bytes).plan();
 }
 
+void take_cublas_bytes(GemmPlan& plan, std::int64_t need) {
+  const std::int64_t had = plan.cublas_bytes;
+  plan.cublas_bytes = aligned(need);
+  for (std::int64_t* at :
+       {&plan.weight_at, &plan.x_at, &plan.columns_at, &plan.stage_at, &plan.parts_at, &plan.planes_at, &plan.total_bytes}) {
+    if (*at >= had) *at += plan.cublas_bytes - had;  // else the plan has no such part
+  }
+}
+
 }  // namespace upfold::cuda

@@ -1,7 +1,8 @@
 // How one call of `gemm` is cut into blocks of columns, and where everything lies in its workspace: a pure function of the
-// problem, the options and the size of cuBLAS's own workspace.
+// problem, the options and the size of cuBLAS's own workspace, which what is chosen then makes smaller.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "../columns.h"
@@ -12,6 +13,8 @@
 #include "to_planes.h"
 
 namespace upfold::cuda {
+
+class ChosenProducts;
 
 // What decides how operands are laid out: pixels of a sample below which samples are joined into one product, and input channels
 // from which a TF32 product gains by a copy of the weight with the summed index in front.
@@ -57,6 +60,8 @@ struct GemmPlan {
   Pixels pixels;
   Strides y;
   std::int64_t planes_at;
+  // How cuBLASLt runs its products; null, or not for all of them: cuBLAS does.
+  std::shared_ptr<const ChosenProducts> chosen;
   // Channels are innermost throughout, and columns rows of them (im2row.h), or the pixels of y; there are no blocks.
   bool by_rows;
 };
@@ -64,5 +69,7 @@ struct GemmPlan {
 // `cublas_bytes`: what cuBLAS may take beside the rest, at most a quarter of the cap. `window`: without taps, none.
 GemmPlan plan_blocks(const Problem& p, const Window& window, const GemmOptions& options, std::int64_t cublas_bytes);
 GemmPlan plan_gemm(const Problem& p, const GemmOptions& options, std::int64_t cublas_bytes);
+// Leaves cuBLAS `need` bytes; the other parts of the workspace move.
+void take_cublas_bytes(GemmPlan& plan, std::int64_t need);
 
 }  // namespace upfold::cuda

@@ -254,12 +254,12 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("copy_rows", &copy_rows, py::arg("dtype"), py::arg("rows"), py::arg("relu"), py::arg("source"), py::arg("to"),
         py::arg("device"), py::arg("stream"));
   py::class_<GemmOptions>(m, "GemmOptions", py::module_local())
-      .def(py::init(
-               [](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias, int form) {
-                 return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic, has_bias, GemmForm(form)};
-               }),
+      .def(py::init([](std::int64_t workspace_cap, std::int64_t chunk_bytes, bool allow_tf32, bool atomic, bool has_bias,
+                       int form, std::int64_t alignment) {
+             return GemmOptions{workspace_cap, chunk_bytes, allow_tf32, atomic, has_bias, GemmForm(form), false, alignment};
+           }),
            py::kw_only(), py::arg("workspace_cap"), py::arg("chunk_bytes"), py::arg("allow_tf32"), py::arg("atomic"),
-           py::arg("has_bias"), py::arg("form"));
+           py::arg("has_bias"), py::arg("form"), py::arg("alignment") = 16);
   m.def("gemm_prepare", &upfold::cuda::gemm_prepare, py::arg("device"), py::call_guard<py::gil_scoped_release>());
   py::class_<GemmCall>(m, "GemmCall", py::module_local(), "One planned call: run(x, w, bias, y, workspace, stream).")
       .def(py::init<int, const Problem&, const GemmOptions&>(), py::arg("device"), py::arg("problem"), py::arg("options"))

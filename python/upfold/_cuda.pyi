@@ -54,7 +54,15 @@ def copy_rows(
 
 class GemmOptions:
     def __init__(
-        self, *, workspace_cap: int, chunk_bytes: int, allow_tf32: bool, atomic: bool, has_bias: bool, form: int
+        self,
+        *,
+        workspace_cap: int,
+        chunk_bytes: int,
+        allow_tf32: bool,
+        atomic: bool,
+        has_bias: bool,
+        form: int,
+        alignment: int = 16,
     ) -> None: ...
 
 def gemm_prepare(device: int) -> None: ...

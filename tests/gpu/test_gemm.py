@@ -15,6 +15,7 @@ from oracle import assert_exact, describe, exact_like, geometry_arguments, grid,
 from upfold import cases, execute
 from upfold.algorithms import REGISTRY
 from upfold.dispatch import use_config
+from upfold.problem import DTYPE_BYTES
 
 reason = missing()
 if reason is not None:
@@ -276,10 +277,28 @@ def scratch_of_the_gradient(channels, kernel, stride, padding, size, dtype, devi
     return GEMM.workspace_bytes(problem, 0, device), 2 * size * size * channels * kernel * kernel * grad.element_size()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize(("channels", "kernel", "stride", "padding"), [(3, 4, 2, 1), (24, 3, 1, 1), (8, 5, 3, 0)])
-def test_an_innermost_gradient_holds_rows_of_channels_alone(channels, kernel, stride, padding, dtype, device):
-    """Neither it nor the weight is turned; of one tap there are no rows either, and what is left is cuBLAS's."""
-    of_cublas, _ = scratch_of_the_gradient(8, 1, 1, 0, 6, dtype, device)
-    held, rows = scratch_of_the_gradient(channels, kernel, stride, padding, 6, dtype, device)
+def test_an_innermost_gradient_holds_rows_of_channels_alone(channels, kernel, stride, padding, device):
+    """Neither it nor the weight is turned; of one tap there are no rows either, and what is left is cuBLAS's, always as much."""
+    of_cublas, _ = scratch_of_the_gradient(8, 1, 1, 0, 6, torch.complex64, device)
+    held, rows = scratch_of_the_gradient(channels, kernel, stride, padding, 6, torch.complex64, device)
     assert held == of_cublas + -(-rows // 256) * 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_hold_what_they_need(dtype, device):
+    """Beside rows of channels less than a copy of the gradient would take, not what cuBLAS may take."""
+    held, rows = scratch_of_the_gradient(24, 3, 1, 1, 300, dtype, device)
+    assert rows < held < rows + 2 * 24 * 300 * 300 * DTYPE_BYTES[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("behind", [0, 1, 2, 4])
+def test_products_of_any_alignment_are_exact(behind, dtype, device):
+    """What cuBLASLt chooses hangs on the addresses of operands."""
+    case = cases.find("dcgan-128-64@16").scaled(0.05)
+    x, w, _ = case.tensors(dtype, device, exact=True)
+    want = reference((x, w, None), case.geometry)
+    room = [torch.zeros(t.numel() + behind, dtype=dtype, device=device)[behind:].view(t.shape).copy_(t) for t in (x, w)]
+    for operands in ((room[0], w), (x, room[1]), room):
+        assert_exact(ours((*operands, None), case.geometry, "gemm"), want)

@@ -64,6 +64,7 @@ def _gemm_call(problem: Problem, device: int, config: int, atomic: bool) -> Any:
         atomic=atomic,
         has_bias=problem.has_bias,
         form=max(config - 1, 0),
+        alignment=problem.alignment,
     )
     return loaded.GemmCall(device, problem.cuda, options)
 
