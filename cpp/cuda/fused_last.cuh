@@ -70,9 +70,9 @@ struct LastTileBase {
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
-  static constexpr bool kInTurn = false, kExact = false, kShares = false;
+  static constexpr bool kInTurn = false, kExact = false, kShares = false, kRuns = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
-  static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 32, "registers of the sums");
+  static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 40, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
   static_assert(kWarpgroups <= kMostLastWarpgroups, "barriers of their turns");
 };
@@ -94,6 +94,12 @@ template <int kM, int kSub8, int kPhases>
 struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
   static constexpr bool kFromPlanes = true, kToPlanes = true;
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
+};
+// Of sources whose channels are innermost, or are packed so: columns are channels times phases of the width, so that what a
+// position has in a channel is a run of the result (LastRuns).
+template <int kM, int kSub8>
+struct LastRunsTile : LastAlternatingTile<kM, kSub8, 1, 8> {
+  static constexpr bool kRuns = true;
 };
 // And of sources whose channels are innermost, or are packed so, to results in planes.
 template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases_ = kPhases, int kWarpgroups = 2>
@@ -173,6 +179,28 @@ struct LastPhase {
   std::int16_t at[3];  // of the result
 };
 
+// How columns of a tile are channels and phases: of an even stride the phases of a channel follow one another, so that a lane has
+// two of them and four lanes eight; of an odd one the phases of two channels do, both of which a lane has.
+struct LastRuns {
+  Divisor step;           // phases of a tile: those of a set, of which the stride has one or more; 0: columns are no runs
+  std::int32_t channels;  // of a tile
+  std::int32_t ahead;     // results of the first position that are cut
+};
+struct LastRunColumn {
+  std::int32_t channel, phase;
+};
+UPFOLD_DEVICE LastRunColumn last_run_column(const LastRuns& runs, std::int32_t column) {
+  const bool even = runs.step.value % 2 == 0;
+  std::uint32_t channel = std::uint32_t(even ? column : column / 2);
+  const std::int32_t phase = std::int32_t(take(runs.step, channel));
+  return {std::int32_t(even ? channel : 2 * channel) + (even ? 0 : column % 2), phase};
+}
+// The opposite.
+UPFOLD_DEVICE std::int32_t column_of_run(const LastRuns& runs, std::int32_t channel, std::int32_t phase) {
+  const std::int32_t step = std::int32_t(runs.step.value);
+  return step % 2 == 0 ? channel * step + phase : (channel / 2 * step + phase) * 2 + channel % 2;
+}
+
 struct LastJob {
   LastAxis axis[3];                                    // d, h, w
   Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
@@ -214,6 +242,7 @@ struct LastJob {
   std::int8_t joins, vector;
   std::int8_t sharers;               // blocks of a cluster that share the weights of their tiles, of other positions: one or two
   std::int64_t y_n, y_c, y_axis[3];  // of the result
+  LastRuns runs;
   Activation activation;
   float slope;
   std::uint16_t first_patch[kMostLastSets + 1];

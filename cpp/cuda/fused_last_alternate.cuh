@@ -16,6 +16,10 @@ class LastAlternator : protected LastCutter {
 
   bool alternate() {
     LastJob& job = plan_.job;
+    if (tile_.runs) {
+      describe_runs();
+      return true;
+    }
     job.whole = job.stage_pairs == tile_.phases && has_whole_sets();
     if ((tile_.planes || tile_.whole) && !job.whole) return false;
     if (tile_.planes) describe_planes();
@@ -54,6 +58,19 @@ class LastAlternator : protected LastCutter {
   }
 
  private:
+  void describe_runs() {
+    LastJob& job = plan_.job;
+    const Strides& r = result_strides();
+    const std::int64_t phases = run_phases();
+    job.runs = {make_divisor(phases), std::int32_t(run_channels()), std::int32_t(axes_[2].pad % axes_[2].stride)};
+    job.loose = true;
+    std::int64_t steps = phases | job.runs.ahead | result_size_[2];
+    if (p_.batch > 1) steps |= r.n;
+    if (result_channels() * p_.groups > 1) steps |= r.c;
+    if (result_size_[0] > 1) steps |= r.d;
+    if (result_size_[1] > 1) steps |= r.h;
+    job.unit = std::int8_t(steps % 2 == 0 ? 2 * element_ : element_);
+  }
   // Pixels of a step along the width are channels of one, rows of a step along the height an axis, and planes and samples one.
   void describe_result() {
     const Strides& r = result_strides();

@@ -37,6 +37,7 @@ class LastCutter : protected LastLayout {
   bool list_pairs() {
     LastJob& job = plan_.job;
     job.flat = is_flat();
+    if (tile_.runs) return list_runs();
     Triple phases{1, 1, 1};
     for (int i = 0; i < 3; ++i)
       if (forward_ && !job.flat) phases[i] = std::min(axes_[i].stride, axes_[i].out);
@@ -62,6 +63,23 @@ class LastCutter : protected LastLayout {
     for (const Pair& pair : pairs_)
       for (int i = 0; i < 3; ++i)
         if (std::max(std::abs(pair.shift[i]) * source_step_[i], std::abs(pair.origin[i])) >= INT16_MAX / 2) return false;
+    return true;
+  }
+
+  // Of tiles of runs a pair for as many taps of a row as there are phases in a set.
+  bool list_runs() {
+    const std::int64_t step = axes_[2].stride, phases = run_phases();
+    row_phases_ = 1, sets_ = step / phases;
+    for (std::int64_t tap = 0; tap < kernel_taps(p_); tap += phases) {
+      const std::int64_t row = tap / p_.kernel_w, w = tap % p_.kernel_w;
+      const std::int64_t d = row / p_.kernel_h * axes_[0].dilation - axes_[0].pad;
+      const std::int64_t h = row % p_.kernel_h * axes_[1].dilation - axes_[1].pad;
+      pairs_.push_back({w % step / phases, 0, tap, {-d, -h, first_run_ - w / step}, {0, 0, 0}});
+    }
+    if (std::int64_t(pairs_.size()) > kMostLastPairs || result_size_[0] >= INT16_MAX) return false;
+    for (const Pair& pair : pairs_)
+      for (const std::int64_t shift : pair.shift)
+        if (std::abs(shift) >= INT16_MAX / 2) return false;
     return true;
   }
 
@@ -150,6 +168,7 @@ class LastCutter : protected LastLayout {
 
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
+    if (tile_.runs) return 0;
     if (tile_.alternates) {
       const int element = int(element_), buffers = tile_.warpgroups * last_planes_buffers(tile_.columns, element);
       if (tile_.to_planes) {
@@ -168,7 +187,7 @@ class LastCutter : protected LastLayout {
   // Cycles of all tiles, but for what does not depend on the cut.
   bool cost_of(Cut& cut) const {
     const Triple patch = cut.patch();
-    if (tile_.alternates && !tile_.to_planes && !stores_box(cut.box[0], cut.samples)) return false;
+    if (tile_.alternates && !tile_.to_planes && !tile_.runs && !stores_box(cut.box[0], cut.samples)) return false;
     double tiles = double(ceil_div(p_.batch, cut.samples));
     for (int i = 0; i < 3; ++i) {
       if ((patch[i] - 1) * source_step_[i] + 1 > kMostBox) return false;
@@ -194,6 +213,7 @@ class LastCutter : protected LastLayout {
   // those of more.
   double store_cycles(const Cut& cut, double tiles) const {
     if (result_strides().c == 1) return 0;
+    if (tile_.runs) return double(tile_rows() * tile_.columns * element_) / kStoreBytesPerCycle;
     if (tile_.to_planes && !stores_boxes_of_planes()) return loose_cycles(cut, tiles);
     const std::int64_t phases = std::min<std::int64_t>(tile_.phases, result_step_[2]);
     const std::int64_t beside = cut.beside > 1 ? 8 * std::min<std::int64_t>(cut.beside, tile_.m) : cut.box[2];
@@ -292,6 +312,8 @@ class LastCutter : protected LastLayout {
   void try_blocks(Cut cut) {
     for (std::int64_t w = tile_rows(); w >= tile_.product; w /= 2) try_blocks_of(cut, w, 1);
     const std::int64_t most = tile_.turned ? tile_.products : 1;
+    // Without rows above or below, of planes too that follow one another: those of other samples are as far away.
+    if (tile_.runs && cut.halo[0] == 0 && cut.halo[1] == 0) try_blocks_of(cut, 8, 1);
     for (cut.beside = 1; cut.beside <= most; cut.beside *= 2) try_blocks_of(cut, 8 * cut.beside, tile_.product / 8);
   }
   void try_blocks_of(Cut cut, std::int64_t w, std::int64_t least_h) {

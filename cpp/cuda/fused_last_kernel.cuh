@@ -4,6 +4,7 @@
 
 #include "fused_last_loose.cuh"
 #include "fused_last_multiply.cuh"
+#include "fused_last_runs_store.cuh"
 #include "fused_last_transpose.cuh"
 #include "fused_last_turned_store.cuh"
 
@@ -44,6 +45,15 @@ struct LastBoxesOf<Value, Tile, true> {
   using Type = LastPlanesStore<Value, Tile>;
 };
 
+template <typename Value, typename Tile, bool kRuns>
+struct LastStagedOf {
+  using Type = LastStaged<Value, Tile>;
+};
+template <typename Value, typename Tile>
+struct LastStagedOf<Value, Tile, true> {
+  using Type = LastRunsStore<Value, Tile>;
+};
+
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 struct LastWork : LastProducts<Value, Tile, kWeights> {
   using Base = LastProducts<Value, Tile, kWeights>;
@@ -61,12 +71,12 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && (Tile::kWarpgroups == 2 || kLastSums<Tile> <= 16);
   // Sets have a patch of a tile each (LastJob::whole).
   static constexpr bool kPlaced = Tile::kAlternates && !Tile::kTransposes && (Tile::kFromPlanes || Tile::kWhole);
-  using Staged = LastStaged<Value, Tile>;
+  using Staged = typename LastStagedOf<Value, Tile, Tile::kRuns>::Type;
   using Added = typename Staged::Added;
   static constexpr bool kAdds = Tile::kAlternates && Staged::kAddsPairs;
   // The bias is read ahead of the products, which nothing then waits for, where registers are left for it beside the sums:
   // float32 of two warpgroups takes 3 % longer so (YOLO's and SAM's layers on an H100).
-  static constexpr bool kAddsAhead = kAdds && (sizeof(Value) == 2 || Tile::kWarpgroups > 2);
+  static constexpr bool kAddsAhead = kAdds && (Tile::kRuns ? kLastSums<Tile> <= 32 : sizeof(Value) == 2 || Tile::kWarpgroups > 2);
   static constexpr bool kLines = Tile::kToPlanes && (Tile::kRowPhases == 3 || Tile::kRowPhases < Tile::kPhases);  // alone
 
   __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4], Reading& at) const {
@@ -81,7 +91,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     } else {
       // With products of phases behind branches too, or as one of two ways, the compiler would let none run beside another.
       std::int32_t chunks = place.chunks;
-      if constexpr (Tile::kAlternates && Tile::kPhases == 1 && !Tile::kToPlanes) {
+      if constexpr (Tile::kAlternates && Tile::kPhases == 1 && !Tile::kToPlanes && !Tile::kRuns) {
         if (job.whole) this->template multiply_whole<false>(sums, place, at), chunks = 0;
       }
       this->multiply_pairs(sums, place, chunks, at);
@@ -168,13 +178,17 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   }
   __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const Added& added,
                                               const BoxMap& result, Value* y, std::int32_t warpgroup) const {
+    if constexpr (Tile::kRuns) {
+      return LastRunsStore<Value, Tile>{job, place, bias, added, y}.run(sums);
+    }
     if constexpr (Tile::kToPlanes) {
       using Loose = LastLooseStore<Value, Tile>;
       if (kLines || job.loose) {
         return Loose{{{job, place, bias, added, result, staging() + warpgroup * Loose::kStaged}}}.run(sums, y);
       }
     }
-    if constexpr (!kLines) Boxes{job, place, bias, added, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
+    if constexpr (!kLines && !Tile::kRuns)
+      Boxes{job, place, bias, added, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
   }
 
   // Of a split reduction, in the block's only tile: it puts its sums where patches and weights were, adds some of all blocks of

@@ -76,7 +76,12 @@ constexpr int kFirstTurned = 9;
   DO(46, Value, 2, 8, 1, 1, 8, false)             \
   DO(47, Value, 1, 8, 2, 1, 8, true)              \
   DO(48, Value, 1, 8, 4, 1, 8, true)
-constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, kFirstExact = 40;
+// Of runs: kM, kSub8.
+#define UPFOLD_LAST_RUNS_TILES(DO, Value) \
+  DO(49, Value, 2, 16)                    \
+  DO(50, Value, 2, 20)                    \
+  DO(51, Value, 1, 16)
+constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, kFirstExact = 40, kFirstRuns = 49;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -138,6 +143,12 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, 
 #define UPFOLD_INSTANTIATE_LAST_EXACT(Value)                           \
   UPFOLD_LAST_EXACT_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_KERNEL, Value) \
   UPFOLD_LAST_EXACT_TURNED_TILES(UPFOLD_INSTANTIATE_LAST_EXACT_TURNED_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAST_RUNS_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(true, kPacked, Value, LastRunsTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_RUNS(Value)                                \
+  UPFOLD_LAST_RUNS_TILES(UPFOLD_INSTANTIATE_LAST_RUNS_KERNEL, Value)       \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastRunsTile<2, 16>) \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastRunsTile<2, 20>)
 #define UPFOLD_INSTANTIATE_LAST_PACK(Value, Bits, kTurned)                                                                    \
   template __global__ void fused_last_pack_kernel<Value, kTurned>(const __grid_constant__ LastPackJob, const Value*, uint4*); \
   template __global__ void fused_last_pack_both_kernel<Value, Bits, kTurned>(                                                 \
@@ -249,6 +260,8 @@ void run_last_alternating(const Launch& launch, const LastPlan& plan, int config
 template <typename Value>
 void run_last_transposing(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
                           const LastOperands& operands);
+template <typename Value>
+void run_last_runs(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 void run_last_exact(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
@@ -271,12 +284,19 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     job.batch = std::int32_t(std::min(plan.batch, batch - n));
     job.tiles = std::uint32_t(plan.tiles_of_samples * ((job.batch + tile_n - 1) / tile_n));
     const std::uint32_t slabs = job.column_tiles.value * job.sets.value * job.groups.value;
-    if (job.tiles / slabs % 2 != 0) job.sharers = 1;  // of fewer samples than were planned
+    if (job.sharers > 1 && job.tiles / slabs % 2 != 0) {
+      // Of runs, some more tiles, of samples that nobody has; others are of fewer samples than were planned.
+      job.runs.channels > 0 ? job.tiles += slabs : job.sharers = 1;
+    }
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
     // The launch ahead of the one that multiplies packs weights, so that both may overlap.
     part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+    if (config >= kFirstRuns) {
+      run_last_runs<Value>(launch, plan, config, part, own);
+      continue;
+    }
     if constexpr (sizeof(Value) == 4) {
       if (config >= kFirstExact) {
         run_last_exact(launch, plan, config, part, own);

@@ -35,6 +35,10 @@ class LastLayout {
     }
     folded_ = folds();
     if (folded_) source_step_ = {1, 1, 1};
+    if (tile_.runs) {  // positions begin with the tap that none is ahead of
+      first_run_ = axes_[2].pad / axes_[2].stride;
+      positions_[2] = ceil_div(axes_[2].out + axes_[2].pad % axes_[2].stride, axes_[2].stride);
+    }
     counted_ = counts_through();
     if (counted_)
       for (Triple* const sizes : {&positions_, &result_size_}) *sizes = {(*sizes)[0], 1, (*sizes)[1] * (*sizes)[2]};
@@ -98,7 +102,7 @@ class LastLayout {
     }
     const std::int64_t most = std::max(p_.in_channels, p_.out_channels) * kernel_taps(p_);
     if (most >= kMostLastCount || p_.batch >= kMostLastCount || kernel_taps(p_) > 4 * kMostLastPairs) return false;
-    if (tile_.alternates && !(tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes())) return false;
+    if (tile_.alternates && !stores()) return false;
     if (tile_.transposes && !can_transpose()) return false;
     if (tile_.turned) {
       const std::int64_t step = *std::max_element(result_step_.begin(), result_step_.end());
@@ -106,6 +110,31 @@ class LastLayout {
     }
     // Chunks end with their group: a NaN of the next one would meet zeros.
     return p_.groups == 1 || source_channels() % (tile_.exact ? kExactChannels : chunk()) == 0;
+  }
+
+  bool stores() const {
+    if (tile_.runs) return stores_runs();
+    return tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes();
+  }
+  // Whether the results of all phases of the width in one channel are a run. Each phase has as many taps: one that it lacks would
+  // be a zero, which makes a NaN of another's.
+  bool stores_runs() const {
+    const Axis &d = axes_[0], &h = axes_[1], &w = axes_[2];
+    const Strides& r = result_strides();
+    if (!forward_ || w.stride == 1 || w.dilation != 1 || w.kernel % w.stride != 0 || d.stride * h.stride != 1) return false;
+    return run_phases() > 0 && r.w == 1 && r.c != 1 && w.pad < kMostLastCount / 2;
+  }
+  // Of tiles of runs: phases of a set, as few sets as columns leave room for, or 0; and channels of a tile, an even number where
+  // phases are odd.
+  std::int64_t run_phases() const {
+    const std::int64_t step = axes_[2].stride;
+    for (std::int64_t sets = 1; sets <= kMostLastSets; ++sets)
+      if (step % sets == 0 && step / sets * (step / sets % 2 + 1) <= tile_.columns) return step / sets;
+    return 0;
+  }
+  std::int64_t run_channels() const {
+    const std::int64_t phases = run_phases(), whole = phases % 2 + 1;
+    return std::min(ceil_div(result_channels(), whole), tile_.columns / phases / whole) * whole;
   }
 
   // Whether pieces of results are boxes: they end with the channels of a pixel, or, where columns are taps too and pixels of a
@@ -198,7 +227,8 @@ class LastLayout {
   }
   // All phases read one position: columns are taps times channels.
   bool is_flat() const {
-    if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || result_channels() % (16 / element_) != 0) return false;
+    if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || tile_.runs || result_channels() % (16 / element_) != 0)
+      return false;
     return is_equal();
   }
 
@@ -209,6 +239,7 @@ class LastLayout {
   const bool aligned_;
   const Axis axes_[3];
   bool folded_ = false, counted_ = false;
+  std::int64_t first_run_ = 0;  // the number of the first position of tiles of runs
   Triple positions_, source_step_, result_step_, source_size_, result_size_;
 };
 

@@ -26,9 +26,17 @@ UPFOLD_DEVICE void pack_vectors(const LastPackJob& job, std::uint32_t block, con
   const std::int32_t in_tile = job.in_order ? row : channel_of_column<int(sizeof(Value))>(row);
   const std::int32_t column = column_tile * std::int32_t(job.columns.value) + in_tile;
   std::uint32_t tap = job.taps[pair], channel = std::uint32_t(column);
+  bool has_column = column < job.all_columns;
   if (job.flat) {
     tap = channel;
     channel = take(job.channels, tap);
+  }
+  if (job.runs.step.value > 0) {
+    const LastRunColumn own = last_run_column(job.runs, row);
+    const std::int32_t left = job.result_channels - column_tile * job.runs.channels;
+    channel = std::uint32_t(column_tile * job.runs.channels + own.channel);
+    has_column = own.channel < min(left, job.runs.channels);
+    tap += std::uint32_t(own.phase);
   }
   const std::int32_t kw = std::int32_t(take(job.kernel_w, tap)), kh = std::int32_t(take(job.kernel_h, tap));
   const std::int32_t own = job.exact ? chunk * (vectors / 2) + vector % (vectors / 2) : chunk * vectors + vector;
@@ -42,12 +50,12 @@ UPFOLD_DEVICE void pack_vectors(const LastPackJob& job, std::uint32_t block, con
     Value v[kVector];
   } values;
   if (whole) {
-    const bool exists = column < job.all_columns && source < job.source_channels;
+    const bool exists = has_column && source < job.source_channels;
     *reinterpret_cast<uint4*>(&values) = exists ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
   } else {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
-      const bool exists = column < job.all_columns && source + e * step < job.source_channels;
+      const bool exists = has_column && source + e * step < job.source_channels;
       values.v[e] = exists ? from[e * step * job.w_source] : Narrow<Value>::from(0.0f);
     }
   }

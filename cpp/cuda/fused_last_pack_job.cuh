@@ -20,6 +20,7 @@ struct LastPackJob {
   // spread: of two vectors one has the even channels, one the odd; by_channel: threads follow channels of the result, not taps
   // exact: of each chunk's channels the large parts, and behind them the small ones
   bool flat, in_order, spread, by_channel, exact;
+  LastRuns runs;
   LastPacking way;
   std::int64_t w_source, w_result, w_group, w_axis[3];  // from group to group
   std::uint16_t taps[kMostLastPairs];

@@ -57,7 +57,7 @@ class LastPackPlanner {
     return together && is_whole(channels * taps_) && is_whole(job_.w_source) && has_whole_groups();
   }
   bool lies_by_reduction() const {
-    const bool together = job_.w_source == taps_ && has_taps(1) && !job_.flat && !job_.spread;
+    const bool together = job_.w_source == taps_ && has_taps(1) && !job_.flat && !job_.spread && job_.runs.step.value == 0;
     return together && rows_of_block() > 0 && is_whole(job_.source_channels * taps_) && is_whole(job_.w_result) &&
            has_whole_groups();
   }
@@ -69,7 +69,8 @@ class LastPackPlanner {
     LastSourceJob& lines = job_.lines;
     lines.channels = job_.source_channels, lines.c = job_.w_source;
     lines.pixels = std::uint32_t(job_.result_channels * taps_), lines.sample = make_divisor(lines.pixels);
-    const std::int64_t lined = rows_ * (job_.flat ? 1 : taps_);
+    // Columns of runs that nobody has are multiplied, but not stored.
+    const std::int64_t lined = job_.runs.step.value > 0 ? lines.pixels : rows_ * (job_.flat ? 1 : taps_);
     job_.lined = std::int32_t(lined);
     lines.steps = source_steps(p_.groups * channel_blocks_ * ceil_div(lined, std::int64_t(kSourcePixels)));
     divide_into(ceil_div(lined, std::int64_t(kSourcePixels * lines.steps)));

@@ -36,6 +36,13 @@ UPFOLD_DEVICE std::uint32_t row_of_result(const LastPackJob& job, std::uint32_t 
   } else {
     tap = take(job.all_taps, channel), channel += exists ? 0 : channels;
   }
+  if (job.runs.step.value > 0) {
+    std::uint32_t in_row = tap;
+    const std::uint32_t phase = take(job.kernel_w, in_row) % job.runs.step.value;
+    const std::uint32_t tile = channel / std::uint32_t(job.runs.channels), own = channel % std::uint32_t(job.runs.channels);
+    const std::int32_t column = column_of_run(job.runs, std::int32_t(own), std::int32_t(phase));
+    return packed_row<Value>(job, group, tile * job.columns.value + std::uint32_t(column), job.pair_of[tap - phase]);
+  }
   if (job.flat) return packed_row<Value>(job, group, exists ? tap * channels + channel : number, 0);
   const std::uint32_t pair = job.pair_of[tap];
   return pair == kNoPair ? kNoRow : packed_row<Value>(job, group, channel, pair);

@@ -49,7 +49,7 @@ class LastPlanner : LastAlternator {
     return LastAlternator::choose();
   }
   std::int64_t columns() const { return result_channels() * (plan_.job.flat ? kernel_taps(p_) : 1); }
-  std::int64_t column_tiles() const { return ceil_div(columns(), std::int64_t(tile_.columns)); }
+  std::int64_t column_tiles() const { return ceil_div(columns(), tile_.runs ? run_channels() : std::int64_t(tile_.columns)); }
   std::int64_t chunks() const { return ceil_div(source_values(), chunk()); }
   // Of the packed weight; of a pixel of the packed source, and bytes of one sample.
   std::int64_t weight_vectors() const {
@@ -145,7 +145,7 @@ class LastPlanner : LastAlternator {
     job.wide = ((r.n | r.d | r.h | r.w | result_channels()) * element_) % 16 == 0;
     job.activation = forward_ ? p_.activation : Activation::kNone, job.slope = p_.activation_slope;
     if (tile_.turned) store_turned();
-    if (r.c != 1 && !tile_.turned && !tile_.to_planes) job.joined = joined();
+    if (r.c != 1 && !tile_.turned && !tile_.to_planes && !tile_.runs) job.joined = joined();
     // Float32 of one phase too: two rows of 16 results of a warp are less than four of eight.
     if (job.joined == 1 && r.w == 1 && (result_step_[2] > 1 || element_ == 4)) job.staged = staged();
     job.paired = job.joined == 1 && element_ == 2 && result_step_[2] == 1 && r.w == 1 && best_.box[2] % 2 == 0 &&
@@ -266,8 +266,8 @@ class LastPlanner : LastAlternator {
     }
     job.patches = std::int32_t(patches), job.stages = std::int32_t(stages);
     if (tile_.alternates && !alternate()) return false;
-    const bool shares = tile_.shares && job.whole && !job.resident && job.tiles >= kLeastSharing * at_once;
-    job.sharers = shares && job.tiles / slabs % 2 == 0 ? 2 : 1;
+    const bool shares = tile_.shares && (job.whole || tile_.runs) && !job.resident && job.tiles >= kLeastSharing * at_once;
+    job.sharers = shares && (job.tiles / slabs % 2 == 0 || tile_.runs) ? 2 : 1;
     if (job.splits.value > 1 && 4 * sums_of_tile() > patches * job.patch_bytes + stages * stage) return false;
     job.first_slice = std::int32_t(patches * job.patch_bytes + stages * stage + staged_bytes());
     plan_.shared_bytes =
@@ -282,11 +282,12 @@ class LastPlanner : LastAlternator {
     pack.channels = job.channels, pack.kernel_h = job.kernel_h, pack.kernel_w = job.kernel_w;
     const std::int64_t count = weight_vectors();
     pack.count = std::uint32_t(count), pack.all_columns = job.columns, pack.flat = job.flat,
-    pack.in_order = tile_.turned || tile_.to_planes || (tile_.alternates && element_ == 2),
+    pack.in_order = tile_.turned || tile_.to_planes || tile_.runs || (tile_.alternates && element_ == 2),
     pack.spread = tile_.planes && element_ == 4, pack.exact = tile_.exact;
     pack.result_channels = std::int32_t(result_channels()), pack.source_channels = std::int32_t(source_channels());
     pack.w_source = forward_ ? p_.w.n : p_.w.c, pack.w_result = forward_ ? p_.w.c : p_.w.n;
-    pack.by_channel = job.flat || pack.w_result == 1;
+    pack.by_channel = job.flat || pack.w_result == 1 || tile_.runs;
+    pack.runs = job.runs;
     pack.w_group = in_channels_per_group(p_) * p_.w.n;
     pack.w_axis[0] = p_.w.d, pack.w_axis[1] = p_.w.h, pack.w_axis[2] = p_.w.w;
     if (count >= kMostLastCount) return false;

@@ -15,14 +15,14 @@ struct LastTileSize {
   bool turned, alternates, planes, to_planes, transposes;  // planes: of the source, read as they lie
   bool in_turn;                                            // there are kernels for pairs whose phases take turns
   bool whole;                                              // of sets that are whole alone
-  bool exact, shares;
+  bool exact, shares, runs;
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
-  return {Tile::kM,         Tile::kColumns,    Tile::kPhases,     Tile::kRowPhases, Tile::kBlocks,
-          Tile::kVectors,   Tile::kThreads,    Tile::kWarpgroups, Tile::kProduct,   Tile::kProducts,
-          Tile::kTurned,    Tile::kAlternates, Tile::kFromPlanes, Tile::kToPlanes,  Tile::kTransposes,
-          kHasInTurn<Tile>, Tile::kWhole,      Tile::kExact,      kHasSharing<Tile>};
+  return {Tile::kM,         Tile::kColumns,    Tile::kPhases,     Tile::kRowPhases,  Tile::kBlocks,
+          Tile::kVectors,   Tile::kThreads,    Tile::kWarpgroups, Tile::kProduct,    Tile::kProducts,
+          Tile::kTurned,    Tile::kAlternates, Tile::kFromPlanes, Tile::kToPlanes,   Tile::kTransposes,
+          kHasInTurn<Tile>, Tile::kWhole,      Tile::kExact,      kHasSharing<Tile>, Tile::kRuns};
 }
 
 struct LastPlan {

@@ -90,6 +90,7 @@ struct WarpgroupCore;
   UPFOLD_NAMES_32                                                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UPFOLD_NAMES_80 UPFOLD_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define UPFOLD_NAMES_96                                                                                              \
   UPFOLD_NAMES_64                                                                                                    \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
@@ -118,6 +119,8 @@ struct WarpgroupCore;
                         UPFOLD_SUMS_4(4))                                                                                      \
   UPFOLD_WARPGROUP_CORE(Value, 16, "m64n128" depth "." types, UPFOLD_NAMES_64, "%64, %65", "%66", turns, UPFOLD_SUMS_4(0),     \
                         UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12))                                                 \
+  UPFOLD_WARPGROUP_CORE(Value, 20, "m64n160" depth "." types, UPFOLD_NAMES_80, "%80, %81", "%82", turns, UPFOLD_SUMS_4(0),     \
+                        UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12), UPFOLD_SUMS_4(16))                              \
   UPFOLD_WARPGROUP_CORE(Value, 32, "m64n256" depth "." types, UPFOLD_NAMES_128, "%128, %129", "%130", turns, UPFOLD_SUMS_4(0), \
                         UPFOLD_SUMS_4(4), UPFOLD_SUMS_4(8), UPFOLD_SUMS_4(12), UPFOLD_SUMS_4(16), UPFOLD_SUMS_4(20),           \
                         UPFOLD_SUMS_4(24), UPFOLD_SUMS_4(28))
@@ -198,6 +201,7 @@ UPFOLD_WARPGROUP_TURNED_OF(__nv_bfloat16, "f32.bf16.bf16")
 #undef UPFOLD_WARPGROUP_TURNED
 #undef UPFOLD_NAMES_128
 #undef UPFOLD_NAMES_96
+#undef UPFOLD_NAMES_80
 #undef UPFOLD_NAMES_64
 #undef UPFOLD_NAMES_32
 #undef UPFOLD_NAMES_24

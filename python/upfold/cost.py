@@ -59,9 +59,10 @@ _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
 # Times as long a forward of 16-bit planes takes beside `fused`, by the choice between the two: of 105 layers (H100).
 _GPU_HALF_PLANES_FACTOR = 1.1
 # Times as long columns of strides that are no power of two take, and of strides beyond 16 (H100: 1.7 to 2.5 for strides of 3, 5
-# and 6, 0.6 to 1.3 for 8 and 16, 4 and more for kernels of 1024 with strides of 256, before their sums went through shared
-# memory).
-_GPU_ODD_STRIDE_FACTOR, _GPU_FAR_STRIDE, _GPU_FAR_FACTOR = 1.9, 16, 4.0
+# and 6, 0.6 to 1.3 for 8 and 16, 1.2 to 2.2 for kernels of 1024 with strides of 256).
+_GPU_ODD_STRIDE_FACTOR, _GPU_FAR_STRIDE, _GPU_FAR_FACTOR = 1.9, 16, 2.5
+# And of 16-bit maps of an odd number of pixels, whose rows are no whole words (H100: Demucs 48 -> 8 131 us for 77).
+_GPU_HALF_ODD_FACTOR = 2.0
 _GPU_WINDOW_SECONDS = 5.7e-6  # of laying x out in windows, and the factor of the product that reads them
 _GPU_WINDOW_FACTOR = 1.32
 # The same of both gradients in TF32, fitted to 85 of them (15 % off in root mean square). Fitted to 266 of both layouts and types
@@ -91,9 +92,10 @@ _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGH
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 # Of a part of such sums: what two steps took more than their operators apart (H200: 17 and 21 us of 373 and 384 parts).
 _GPU_SUMS_PART_SECONDS = 0.045e-6
-_GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 21e-6, 10e-6
+_GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 11e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
-_GPU_DIRECT_BYTES = 0.83e12  # a second
+# A second, of a forward (H100: seven layers that are bound by them, with its call, to 0.7 to 1.4 of their time) and of gradients.
+_GPU_DIRECT_BYTES, _GPU_DIRECT_GRADIENT_BYTES = 2.3e12, 0.83e12
 _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
 _GPU_DIRECT_DEPTH = 1.13  # how much longer a forward takes in three dimensions: 1.10 and 1.14 times what was said of two layers
 # Per product of one result, which follow one another.
@@ -198,6 +200,7 @@ def _gemm_on_gpu(problem: Problem) -> float:
     if _has_one_tap(problem) or (problem.in_pixels == 1 and not any(problem.padding)):  # its columns are y
         return _GPU_LAUNCH_SECONDS + max(product, memory) + _turning_seconds(problem)
     moved = _scattering(problem.stride[2]) * 2.0 * columns * element / _GPU_BYTES
+    moved *= _GPU_HALF_ODD_FACTOR if size == 2 and problem.in_pixels > 1 and problem.in_pixels % 2 == 1 else 1.0
     seconds = 2 * _GPU_LAUNCH_SECONDS + product + memory + moved + more
     seconds += _turning_seconds(problem)
     if problem.x_strides[1] == 1 and problem.in_pixels > 1 and problem.in_channels * size % 16 != 0:
@@ -379,7 +382,8 @@ def _direct_on_gpu(problem: Problem) -> float:
     adjoint = problem.operator is Operator.CONV
     channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
     rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
-    work = max(problem.flops / rate, problem.bytes / _GPU_DIRECT_BYTES)
+    forward = problem.operator is Operator.CONV_TRANSPOSE
+    work = max(problem.flops / rate, problem.bytes / (_GPU_DIRECT_BYTES if forward else _GPU_DIRECT_GRADIENT_BYTES))
     if problem.operator is not Operator.CONV_TRANSPOSE and problem.groups > 1 and problem.y_strides[1] == 1:
         work *= _GPU_DIRECT_INNERMOST_GROUPS
     if adjoint:

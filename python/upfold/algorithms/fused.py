@@ -21,6 +21,7 @@ from . import (
     fused_heads,
     fused_input,
     fused_last,
+    fused_last_runs,
     fused_maps,
     fused_phases,
     fused_point,
@@ -199,6 +200,8 @@ def _packs_nothing(config: int) -> bool:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_last_runs.FIRST:
+        return fused_last_runs.call(problem, config, device)
     if config >= fused_exact.FIRST:
         return fused_exact.call(problem, config, device)
     if config >= fused_point.FIRST:
@@ -297,6 +300,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     own |= fused_columns.microseconds(problem, device) | fused_units.microseconds(problem, device)
     own |= fused_maps.microseconds(problem, device) | fused_heads.microseconds(problem, device)
     own |= fused_exact.microseconds(problem, device) | fused_point.microseconds(problem, device)
+    own |= fused_last_runs.microseconds(problem, device)
     return fused_beside.compared(problem, own, device)
 
 

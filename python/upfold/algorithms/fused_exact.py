@@ -15,7 +15,7 @@ import torch
 from ..problem import Operator, Problem
 from . import cuda, fused_last
 
-FIRST = 300  # the number of its first tile among the configs of `fused`
+FIRST, TILES = 300, 9  # the number of its first tile among the configs of `fused`, and how many there are
 _TURNED = 5  # of its own tiles the first whose rows of a product are channels
 _EVEN = 1.25  # the power of turns by which sets of unlike taps become even
 # By tile, where kernel and stride are equal: in planes, and where channels are innermost; of turned tiles whose stride is not a
@@ -119,7 +119,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     forward = problem.operator is Operator.CONV_TRANSPOSE
     predicted = {}
-    for number, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()[fused_last.TILES :]):
+    for number, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()[fused_last.TILES :][:TILES]):
         if not module.fused_last_fits(device, problem.cuda, fused_last.TILES + number, problem.alignment):
             continue
         if problem.batch == 0:

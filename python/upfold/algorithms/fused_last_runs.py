@@ -1,0 +1,78 @@
+"""The fused method on a GPU whose columns are channels and phases: what a position has in a channel is a run of the result.
+
+For strides of the width alone, as of vocoders: every phase of a position is in one tile, and what a warp stores lies together.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ..problem import DTYPE_BYTES, Operator, Problem
+from . import cuda, fused_alternating, fused_exact, fused_last
+
+# The number of its first tile among the configs of `fused`, and the number of that tile among those of boxes.
+FIRST = 350
+_FIRST_TILE = fused_last.TILES + fused_exact.TILES
+
+
+class _Rates(NamedTuple):
+    """What predicts the microseconds of a call: fitted to every such tile of 21 layers on an H100 (13 and 10 % off)."""
+
+    call: float
+    tile: float  # cycles of a tile, beside its products and results
+    product: float  # times the cycles that one takes by itself
+    issue: float  # cycles of one beside that
+    loaded: float  # bytes that a multiprocessor gets in a cycle
+    stored: float  # bytes that a warpgroup puts
+    shared: float  # of what a warpgroup multiplies and stores: one, where nothing of both runs at a time
+    memory: float  # of a megabyte of the operands, at the least
+    packed: float  # of a megabyte of the weight
+    source: float  # of a megabyte of the source that is packed first
+    launch: float  # of that kernel, beside its bytes
+
+
+# Of float32 rounded to TF32, and of 16-bit values.
+_RATES = (
+    _Rates(5.03, 536, 0.9, 108, 51.6, 15.7, 0.92, 0.275, 0.946, 0.626, 0.81),
+    _Rates(3.08, 1149, 0.9, 95, 51.6, 7.37, 0.835, 0.183, 1.09, 0.526, 0.5),
+)
+# Times as long where two phases make short runs (H100: 0.95 to 1.7 times what is said).
+_SHORT = 1.25
+
+
+def call(problem: Problem, config: int, device: int) -> Any:
+    """Plan a call of one of these tiles."""
+    tile = config - FIRST + _FIRST_TILE
+    return cuda.module().FusedLastCall(device, problem.cuda, tile, problem.alignment, problem.workspace_cap)
+
+
+@lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits: one warpgroup multiplies while the other stores."""
+    if problem.operator is not Operator.CONV_TRANSPOSE or problem.in_full_float32:
+        return {}
+    module = cuda.module()
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    size = DTYPE_BYTES[problem.dtype]
+    rates, predicted = _RATES[size == 2], {}
+    for number, (rows, columns, _, _, vectors) in enumerate(module.fused_last_tiles()[_FIRST_TILE:]):
+        if not module.fused_last_fits(device, problem.cuda, _FIRST_TILE + number, problem.alignment):
+            continue
+        if problem.batch == 0:
+            predicted[FIRST + number] = rates.call
+            continue
+        work = fused_alternating.Work(*call(problem, FIRST + number, device).work)
+        pair = columns * vectors * 16
+        multiply = work.products * (rows * pair / 4096 * rates.product + rates.issue)
+        streamed = 0.0 if work.resident else work.products * pair * (0.5 if work.sharers > 1 else 1.0)
+        busy = max(multiply, (work.copied + streamed) / rates.loaded)
+        store = rows * columns * size / rates.stored + rates.tile
+        turns = -(-work.tiles // multiprocessors)
+        time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
+        time += 1e-6 * (work.packed * rates.packed + work.source * rates.source) + (rates.launch if work.source else 0.0)
+        time = rates.call + max(time, 1e-6 * problem.bytes * rates.memory)
+        predicted[FIRST + number] = time * (_SHORT if problem.stride[2] == 2 else 1.0)
+    return predicted
