@@ -9,7 +9,8 @@
 // constant, with all their shifts, for a chunk of channels: one box, which the copy engine brings, rows of channels swizzled. A
 // *pair* is a tap and its phase: the same rows of the patch, moved by the tap's shift, times the weights of that tap. Where all
 // phases have one tap and read the same position (kernel and stride equal), the pair is one and its columns are taps times
-// channels (`flat`).
+// channels (`flat`). In tiles of *runs* a pair is as many taps of a row as there are phases, and its columns are channels times
+// phases.
 //
 // Weights are packed first, as a product reads them; those of 16 bits whose channels are innermost are copied as they *lie*,
 // boxes of theirs. The reduction of few tiles is *split* among the blocks of a cluster, which add their sums up through each

@@ -1,4 +1,5 @@
-// The end of tiles of runs of the fused method by boxes of channels: what lanes hold of eight positions lies together in y.
+// The end of tiles of runs of the fused method by boxes of channels: lanes store what they hold from registers, as results of
+// eight positions in a channel lie together in y. By way of shared memory it took several times the instructions.
 #pragma once
 
 #include "fused_last_boxes.cuh"
