@@ -119,32 +119,23 @@ struct LastRunsStore {
                                 (std::int64_t(place.group) * job.channels.value + first_channel(job, place)) * job.y_c +
                                 at[0] * job.y_axis[0] + at[1] * job.y_axis[1] + begin;
     std::uint64_t to = reinterpret_cast<std::uint64_t>(y) + std::uint64_t(offset * kSize);
-    asm volatile("" : "+l"(to));  // else the compiler adds offsets of values up, and makes an address of each sum
+    hide(to);  // else the compiler adds offsets of values up, and makes an address of each sum
     return {to, first, std::uint32_t(end > first ? end - first : 0)};
   }
 
-  // Branches of lanes that store nothing would take longer than the stores.
   static __device__ __forceinline__ void put(std::uint64_t to, float v, bool exists) {
     if constexpr (kHalves) {
       const Value own = Narrow<Value>::from(v);
-      asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u16 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
-                   "h"(*reinterpret_cast<const std::uint16_t*>(&own))
-                   : "memory");
+      store_global_if(exists, to, *reinterpret_cast<const std::uint16_t*>(&own));
     } else {
-      asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
-                   "f"(v)
-                   : "memory");
+      store_global_if(exists, to, v);
     }
   }
   static __device__ __forceinline__ void put_two(std::uint64_t to, float a, float b, bool exists) {
     if constexpr (kHalves) {
-      asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u32 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
-                   "r"(Pair<Value>::narrow(a, b))
-                   : "memory");
+      store_global_if(exists, to, Pair<Value>::narrow(a, b));
     } else {
-      asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v2.f32 [%1], {%2, %3};\n}" ::"r"(std::uint32_t(exists)),
-                   "l"(to), "f"(a), "f"(b)
-                   : "memory");
+      store_global_if(exists, to, float2{a, b});
     }
   }
 

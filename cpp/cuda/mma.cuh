@@ -184,6 +184,28 @@ UPFOLD_DEVICE void store_global(void* to, const uint4& v) {
 UPFOLD_DEVICE void store_global(void* to, const uint2& v) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
+// 16 and 32 bits, a float and two, where they exist: a branch takes longer than the store. Sums of products stay floats: as words
+// the compiler would have each product end before the next (C7517).
+UPFOLD_DEVICE void store_global_if(bool exists, std::uint64_t to, std::uint16_t v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u16 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
+               "h"(v)
+               : "memory");
+}
+UPFOLD_DEVICE void store_global_if(bool exists, std::uint64_t to, std::uint32_t v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.u32 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
+               "r"(v)
+               : "memory");
+}
+UPFOLD_DEVICE void store_global_if(bool exists, std::uint64_t to, float v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}" ::"r"(std::uint32_t(exists)), "l"(to),
+               "f"(v)
+               : "memory");
+}
+UPFOLD_DEVICE void store_global_if(bool exists, std::uint64_t to, float2 v) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v2.f32 [%1], {%2, %3};\n}" ::"r"(std::uint32_t(exists)),
+               "l"(to), "f"(v.x), "f"(v.y)
+               : "memory");
+}
 UPFOLD_DEVICE void copy_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;");

@@ -59,6 +59,7 @@ UPFOLD_DEVICE void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
 // Keeps the compiler from finding out what this is: it would compute it anew wherever it is used.
 UPFOLD_DEVICE void hide(std::uint32_t& word) { asm volatile("" : "+r"(word)); }
+UPFOLD_DEVICE void hide(std::uint64_t& words) { asm volatile("" : "+l"(words)); }
 
 // Keeps a register that a product reads from being another's up to here.
 UPFOLD_DEVICE void keep(const std::uint32_t& word) { asm volatile("" ::"r"(word) : "memory"); }
