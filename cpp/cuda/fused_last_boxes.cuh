@@ -28,7 +28,7 @@ struct LastStaged {
   using Sums = typename Values::Sums;
 
   // What a lane adds to two neighbouring channels of each eight (LastWork says when it is read).
-  static constexpr bool kAddsPairs = kHalves || Tile::kToPlanes;
+  static constexpr bool kAddsPairs = kHalves || Tile::kToPlanes || Tile::kRuns;
   using Added = typename LastTwo<kHalves>::Type[Tile::kSub8];
 
   const LastJob& job;
@@ -92,6 +92,14 @@ struct LastStaged {
   __device__ __forceinline__ void finish(Sums& sums) const {
     add_bias(sums);
     Values{job, place, bias, nullptr, nullptr}.activate(sums);
+  }
+  // The same with ReLU, which other ends apply as they store.
+  struct Relu {
+    __device__ __forceinline__ float operator()(float v) const { return larger(v, 0.0f); }
+  };
+  __device__ __forceinline__ void finish_all(Sums& sums) const {
+    finish(sums);
+    if (job.activation == Activation::kRelu) ActivateLast<Tile::kM, Tile::kPhases, Tile::kSub8>{sums}(Relu{});
   }
 };
 

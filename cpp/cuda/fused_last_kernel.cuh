@@ -36,31 +36,13 @@ struct LastStores<Value, Tile, kPlanes, false, true> {
 };
 
 #if UPFOLD_WARPGROUPS
-template <typename Value, typename Tile, bool kToPlanes>
-struct LastBoxesOf {
-  using Type = LastBoxStore<Value, Tile>;
-};
-template <typename Value, typename Tile>
-struct LastBoxesOf<Value, Tile, true> {
-  using Type = LastPlanesStore<Value, Tile>;
-};
-
-template <typename Value, typename Tile, bool kRuns>
-struct LastStagedOf {
-  using Type = LastStaged<Value, Tile>;
-};
-template <typename Value, typename Tile>
-struct LastStagedOf<Value, Tile, true> {
-  using Type = LastRunsStore<Value, Tile>;
-};
-
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights>
 struct LastWork : LastProducts<Value, Tile, kWeights> {
   using Base = LastProducts<Value, Tile, kWeights>;
   using Base::job, Base::barriers, Base::memory, Base::first_byte, Base::address, Base::staging;
   using typename Base::Reading;
   static constexpr bool kFromRows = Tile::kFromPlanes && sizeof(Value) == 4;
-  using Boxes = typename LastBoxesOf<Value, Tile, Tile::kToPlanes>::Type;
+  using Boxes = std::conditional_t<Tile::kToPlanes, LastPlanesStore<Value, Tile>, LastBoxStore<Value, Tile>>;
   using Stores = LastStores<Value, Tile, kPlanes, kWeights != LastWeights::kPacked>;
   using Store = typename Stores::Whole;
   using Sums = typename Store::Sums;
@@ -71,7 +53,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && (Tile::kWarpgroups == 2 || kLastSums<Tile> <= 16);
   // Sets have a patch of a tile each (LastJob::whole).
   static constexpr bool kPlaced = Tile::kAlternates && !Tile::kTransposes && (Tile::kFromPlanes || Tile::kWhole);
-  using Staged = typename LastStagedOf<Value, Tile, Tile::kRuns>::Type;
+  using Staged = std::conditional_t<Tile::kRuns, LastRunsStore<Value, Tile>, LastStaged<Value, Tile>>;
   using Added = typename Staged::Added;
   static constexpr bool kAdds = Tile::kAlternates && Staged::kAddsPairs;
   // The bias is read ahead of the products, which nothing then waits for, where registers are left for it beside the sums:
@@ -179,7 +161,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   __device__ __forceinline__ void store_boxes(Sums& sums, const LastPlace& place, const Value* bias, const Added& added,
                                               const BoxMap& result, Value* y, std::int32_t warpgroup) const {
     if constexpr (Tile::kRuns) {
-      return LastRunsStore<Value, Tile>{job, place, bias, added, y}.run(sums);
+      return LastRunsStore<Value, Tile>{{job, place, bias, added, result, nullptr}, y}.run(sums);
     }
     if constexpr (Tile::kToPlanes) {
       using Loose = LastLooseStore<Value, Tile>;

@@ -194,10 +194,6 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     }
   }
 
-  struct Relu {
-    __device__ __forceinline__ float operator()(float v) const { return larger(v, 0.0f); }
-  };
-
   template <int kPart>
   __device__ __forceinline__ void store_parts(const Sums& sums, Value* y) const {
     if constexpr (kPart < kParts) {
@@ -211,8 +207,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   }
 
   __device__ __forceinline__ void run(Sums& sums, Value* y) const {
-    this->finish(sums);
-    if (job.activation == Activation::kRelu) ActivateLast<Tile::kM, Tile::kPhases, Tile::kSub8>{sums}(Relu{});
+    this->finish_all(sums);
     store_parts<0>(sums, y);
   }
 };

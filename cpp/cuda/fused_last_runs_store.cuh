@@ -8,33 +8,15 @@ namespace upfold::cuda {
 
 #if UPFOLD_WARPGROUPS
 template <typename Value, typename Tile>
-struct LastRunsStore {
+struct LastRunsStore : LastStaged<Value, Tile> {
+  using Base = LastStaged<Value, Tile>;
+  using Base::job, Base::place, Base::lane, Base::kHalves;
+  using typename Base::Sums;
+  using Added = typename Base::Added;
   static constexpr std::int64_t kSize = sizeof(Value);
-  static constexpr bool kHalves = kSize == 2;
   static constexpr int kRows = 2 * Tile::kM;  // positions of a lane
-  using Values = LastStore<Value, Tile, false, kHalves>;
-  using Sums = typename Values::Sums;
-  // What a lane adds to its two columns of each eight (LastWork says when it is read).
-  static constexpr bool kAddsPairs = true;
-  using Two = typename LastTwo<kHalves>::Type;
-  using Added = Two[Tile::kSub8];
 
-  const LastJob& job;
-  const LastPlace& place;
-  const Value* bias;
-  const Added& added;
   Value* y;
-
-  static __device__ __forceinline__ std::int32_t lane() { return std::int32_t(threadIdx.x) % 32; }
-  static __device__ __forceinline__ Two two_of(float a, float b) {
-    if constexpr (kHalves) {
-      return Pair<Value>::narrow(a, b);
-    } else {
-      return {a, b};
-    }
-  }
-  static __device__ __forceinline__ float2 widened(std::uint32_t two) { return Pair<Value>::widen(two); }
-  static __device__ __forceinline__ float2 widened(const float2& two) { return two; }
 
   // The channel and the phase of the first of a lane's two columns in each eight, in turn, and how many bytes it lies from the
   // first channel's first phase in y. The second column is the next phase, or, of an odd stride, the next channel.
@@ -78,24 +60,17 @@ struct LastRunsStore {
 #pragma unroll
     for (int e = 0; e < Tile::kSub8; ++e, columns.next()) {
       const float first = widen(own[min(columns.channel, last)]);
-      added[e] = two_of(first, kEven ? first : widen(own[min(columns.channel + 1, last)]));
+      const float second = kEven ? first : widen(own[min(columns.channel + 1, last)]);
+      if constexpr (kHalves) {
+        added[e] = Pair<Value>::narrow(first, second);
+      } else {
+        added[e] = {first, second};
+      }
     }
   }
   static __device__ __forceinline__ void read_bias(const LastJob& job, const LastPlace& place, const Value* bias, Added& added) {
     if (bias == nullptr) return;
     job.runs.step.value % 2 == 0 ? read_columns<true>(job, place, bias, added) : read_columns<false>(job, place, bias, added);
-  }
-  __device__ __forceinline__ void add_bias(Sums& sums) const {
-    if (bias == nullptr) return;
-#pragma unroll
-    for (int e = 0; e < Tile::kSub8; ++e) {
-      const float2 two = widened(added[e]);
-#pragma unroll
-      for (int m = 0; m < Tile::kM; ++m) {
-        float(&sum)[4] = sums[m][0][e];
-        sum[0] += two.x, sum[1] += two.y, sum[2] += two.x, sum[3] += two.y;
-      }
-    }
   }
 
   // The address of a position's results in the tile's first channel, and which of its phases exist.
@@ -180,14 +155,8 @@ struct LastRunsStore {
     __all_sync(~0u, whole) ? store<kEven, kTwo, true>(sums, rows) : store<kEven, kTwo, false>(sums, rows);
   }
 
-  struct Relu {
-    __device__ __forceinline__ float operator()(float v) const { return larger(v, 0.0f); }
-  };
-
   __device__ __forceinline__ void run(Sums& sums) const {
-    add_bias(sums);
-    Values{job, place, bias, nullptr, nullptr}.activate(sums);
-    if (job.activation == Activation::kRelu) ActivateLast<Tile::kM, Tile::kPhases, Tile::kSub8>{sums}(Relu{});
+    this->finish_all(sums);
     if (job.runs.step.value % 2 != 0) return store_rows<false, false>(sums);
     job.unit > std::int32_t(sizeof(Value)) ? store_rows<true, true>(sums) : store_rows<true, false>(sums);
   }

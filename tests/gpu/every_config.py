@@ -14,6 +14,7 @@ from upfold.problem import Problem
 
 Configs = Callable[[Problem, torch.device], Iterable[int]]
 Storage = Callable[[torch.Tensor], torch.Tensor]
+Places = Iterable[tuple[int, int, int]]
 
 
 def forward_is_exact(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:
@@ -25,6 +26,55 @@ def forward_is_exact(case: Case, dtype: torch.dtype, device: torch.device, stora
         for config in configs(describe(x, w, bias, tuple(geometry_arguments(case.geometry).values())), device):
             with use_config(config):
                 assert_exact(ours((x, w, bias), case.geometry, "fused"), want, f"config {config}")
+
+
+def slices_are_exact(
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: Storage,
+    configs: Configs,
+    places: Iterable[tuple[int, int, int]],
+) -> None:
+    """The forward by `fused`, written where a result lies in a larger tensor: nothing beside it changes.
+
+    Args:
+        case: the layer.
+        dtype: of its operands.
+        device: theirs.
+        storage: lays x out.
+        configs: those that are asked for.
+        places: how many elements stand ahead of the result on all axes but the last, on the last, and beside it on each in all.
+    """
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    x = storage(x)
+    want, arguments = reference((x, w, b), case.geometry), tuple(geometry_arguments(case.geometry).values())
+    for ahead, ahead_in_row, beside in places:
+        big = torch.full([size + beside for size in want.shape], torch.nan, dtype=dtype, device=device)
+        begins = [ahead] * (want.dim() - 1) + [ahead_in_row]
+        inside = big[tuple(slice(begin, begin + size) for begin, size in zip(begins, want.shape))]
+        for config in configs(execute.describe_conv_transpose(x, w, b, arguments, None, inside)[0], device):
+            inside.fill_(torch.nan)
+            with use_config(config):
+                assert_exact(ours((x, w, b), case.geometry, "fused", out=inside), want, f"config {config}")
+        inside.fill_(torch.nan)
+        assert big.isnan().all()
+
+
+def bad_pixels_stay(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:
+    """A NaN of x changes what taps carry it to, by `fused`, and nothing else."""
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
+    mark = torch.zeros(x.shape, dtype=torch.float64)
+    mark[index] = 1
+    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
+    x = storage(x)
+    poisoned = x.clone()
+    poisoned[index] = torch.nan
+    for config in configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
+        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
 
 
 def gradient_is_exact(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:

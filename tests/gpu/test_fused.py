@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from every_config import bad_pixels_stay
 
 import upfold
 from gpu import missing
@@ -103,18 +104,7 @@ def test_bad_pixels_stay_where_taps_carry_them_in_every_tile(name, tf32, device,
     """Phases with fewer taps share a tile with the others, channels are padded: no zero of these meets a NaN."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     case = dataclasses.replace(cases.find(name).scaled(LIMIT), batch=1)
-    x, w, b = case.tensors(torch.float32, device, exact=True, bias=True)
-    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
-    mark = torch.zeros(x.shape, dtype=torch.float64)
-    mark[index] = 1
-    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
-    poisoned = x.clone()
-    poisoned[index] = torch.nan
-    problem = describe(x, w, b, tuple(geometry_arguments(case.geometry).values()))
-    for config in FUSED.configs(problem, device):
-        with use_config(config):
-            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
-        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
+    bad_pixels_stay(case, torch.float32, device, torch.Tensor.contiguous, FUSED.configs)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import forward_is_exact, gradient_is_exact
+from every_config import bad_pixels_stay, forward_is_exact, gradient_is_exact, slices_are_exact
 
 import upfold
 from gpu import missing
@@ -115,21 +115,7 @@ PLANES = {
 @TYPES
 @pytest.mark.parametrize("name", PLANES)
 def test_slices_of_planes_are_exact(name, dtype, device):
-    """Written where a result lies in a larger tensor: nothing beside it changes."""
-    case = PLANES[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    want = reference((x, w, b), case.geometry)
-    for first in ((0, 0), (1, 3)):
-        big = torch.full([size + 9 for size in want.shape], torch.nan, dtype=dtype, device=device)
-        inside = big[tuple(slice(first[axis == want.dim() - 1], None) for axis in range(want.dim()))]
-        inside = inside[tuple(slice(0, size) for size in want.shape)]
-        arguments = tuple(geometry_arguments(case.geometry).values())
-        for config in _configs(execute.describe_conv_transpose(x, w, b, arguments, None, inside)[0], device):
-            inside.fill_(torch.nan)
-            with use_config(config):
-                assert_exact(ours((x, w, b), case.geometry, "fused", out=inside), want, f"config {config}")
-        inside.fill_(torch.nan)
-        assert big.isnan().all()
+    slices_are_exact(PLANES[name], dtype, device, torch.Tensor.contiguous, _configs, ((0, 0, 9), (1, 3, 9)))
 
 
 @TYPES
@@ -185,18 +171,7 @@ def test_activations(name, activation, last, device):
 @pytest.mark.parametrize("name", ["k5s3p1-64-64@128", "k3s4d3-64-64@64", "dcgan-128-64@16"])
 def test_bad_pixels_stay_where_taps_carry_them(name, dtype, last, device):
     case = dataclasses.replace(cases.find(name).scaled(LIMIT), batch=1)
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
-    mark = torch.zeros(x.shape, dtype=torch.float64)
-    mark[index] = 1
-    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
-    x = _last(x) if last else x
-    poisoned = x.clone()
-    poisoned[index] = torch.nan
-    for config in _configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
-        with use_config(config):
-            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
-        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
+    bad_pixels_stay(case, dtype, device, _last if last else torch.Tensor.contiguous, _configs)
 
 
 @TYPES

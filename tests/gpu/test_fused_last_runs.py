@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import forward_is_exact
+from every_config import bad_pixels_stay, forward_is_exact, slices_are_exact
 
 import upfold
 from gpu import assert_repeats_under_load, missing
 from oracle import assert_exact, describe, geometry_arguments, ours, reference
-from upfold import cases, execute
+from upfold import cases
 from upfold.algorithms import REGISTRY, fused_last_runs
 from upfold.dispatch import use_config
 from upfold.methods import our_method
@@ -128,22 +128,8 @@ def test_others_are_refused(name, dtype, device):
 @pytest.mark.parametrize("source", ["contiguous", "channels innermost"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_slices_are_exact(name, source, dtype, device):
-    """Written where a result lies in a larger tensor, beginning with and without whole words: nothing beside it changes."""
-    case = LAYERS[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    x = STORAGES[source](x)
-    want = reference((x, w, b), case.geometry)
-    arguments = tuple(geometry_arguments(case.geometry).values())
-    for first, beside in ((0, 8), (1, 9), (2, 7)):
-        big = torch.full([size + beside for size in want.shape], torch.nan, dtype=dtype, device=device)
-        inside = big[tuple(slice(first if axis == want.dim() - 1 else 1, None) for axis in range(want.dim()))]
-        inside = inside[tuple(slice(0, size) for size in want.shape)]
-        for config in _expected(execute.describe_conv_transpose(x, w, b, arguments, None, inside)[0], device):
-            inside.fill_(torch.nan)
-            with use_config(config):
-                assert_exact(ours((x, w, b), case.geometry, "fused", out=inside), want, f"config {config}")
-        inside.fill_(torch.nan)
-        assert big.isnan().all()
+    """Beginning with and without whole words, in rows that are whole words or not."""
+    slices_are_exact(LAYERS[name], dtype, device, STORAGES[source], _expected, ((1, 0, 8), (1, 1, 9), (1, 2, 7)))
 
 
 @TYPES
@@ -162,18 +148,7 @@ def test_activations(name, activation, dtype, device):
 @TYPES
 @pytest.mark.parametrize("name", LAYERS)
 def test_bad_pixels_stay_where_taps_carry_them(name, dtype, device):
-    case = LAYERS[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    index = (0, case.in_channels // 2, *(size // 2 for size in case.in_size))
-    mark = torch.zeros(x.shape, dtype=torch.float64)
-    mark[index] = 1
-    reached = reference((mark, torch.ones(w.shape, dtype=torch.float64), None), case.geometry) > 0
-    poisoned = x.clone()
-    poisoned[index] = torch.nan
-    for config in _expected(_described((x, w, b), case), device):
-        with use_config(config):
-            clean, dirty = (ours((values, w, b), case.geometry, "fused").cpu() for values in (x, poisoned))
-        assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
+    bad_pixels_stay(LAYERS[name], dtype, device, torch.Tensor.contiguous, _expected)
 
 
 @TYPES
@@ -190,11 +165,12 @@ def test_samples_in_parts_are_exact(dtype, device):
                 assert_exact(ours((x, w, b), case.geometry, "fused"), want, f"config {config}")
 
 
-# Of several tiles for each multiprocessor: an even number, whose weights blocks share, an odd one, and weights that stay.
+# Of several tiles for each multiprocessor: an even number, whose weights blocks share, an odd one, which is made even for that,
+# and weights that stay.
 LOADED = {
-    "shared": _row(1200, 8, 16, padding=(4,), in_channels=256, out_channels=128, batch=16),
-    "shared, stride 5": _row(1279, 5, 10, in_channels=256, out_channels=128, batch=16),
-    "not shared": _row(1000, 8, 16, padding=(4,), in_channels=256, out_channels=128, batch=9),
+    "shared": _row(1200, 8, 16, padding=(4,), in_channels=1024, out_channels=128, batch=16),
+    "shared, stride 5": _row(1279, 5, 10, in_channels=1024, out_channels=128, batch=16),
+    "shared, odd": _row(1100, 8, 16, padding=(4,), in_channels=1024, out_channels=128, batch=9),
     "resident": _row(40000, 4, 8, padding=(2,), in_channels=32, out_channels=32, batch=4),
 }
 

@@ -11,8 +11,9 @@ from . import fused_last
 # channels are innermost in the result, there with equal kernel and stride, and where they are not, with equal kernel and stride
 # and with others. Fitted to the choice among the tiles of 29 layers, those from 200 on to all of 50: by their timings its
 # forwards take up to 2 % longer than with the fastest ones. 238 and 239 were fitted later, beside the tiles they compete with
-# alone: to two and fourteen layers of equal kernel and stride. The last two anew, to 105 layers (H100): what is chosen takes 0.9
-# (TF32) and 0.4 % (16 bits) longer than the fastest on those 50, and 2.4 and 2.8 % on layers that nothing was fitted to before.
+# alone: to two and fourteen layers of equal kernel and stride. The last two anew, to 105 layers (H100), and those from 350 on to
+# the layers of one axis among them: what is chosen takes 0.8 (TF32) and 0.4 % (16 bits) longer than the fastest on the 50, and 1.4
+# and 1.6 % on the others.
 _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
         {202: 0.85, 207: 0.91, 220: 1.05},
