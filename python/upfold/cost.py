@@ -59,7 +59,7 @@ _GPU_GEMM_TF32_HALF_DEPTH, _GPU_GEMM_HALF_DEPTH = 120.0, 13.0
 # Times as long a forward of 16-bit planes takes beside `fused`, by the choice between the two: of 105 layers (H100).
 _GPU_HALF_PLANES_FACTOR = 1.1
 # Times as long columns of strides that are no power of two take, and of strides beyond 16 (H100: 1.7 to 2.5 for strides of 3, 5
-# and 6, 0.6 to 1.3 for 8 and 16, 1.2 to 2.2 for kernels of 1024 with strides of 256).
+# and 6, 0.6 to 1.3 for 8 and 16, 1.8 to 2.9 for kernels of 1024 with strides of 256).
 _GPU_ODD_STRIDE_FACTOR, _GPU_FAR_STRIDE, _GPU_FAR_FACTOR = 1.9, 16, 2.5
 # And of 16-bit maps of an odd number of pixels, whose rows are no whole words (H100: Demucs 48 -> 8 131 us for 77).
 _GPU_HALF_ODD_FACTOR = 2.0
@@ -94,7 +94,7 @@ _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 _GPU_SUMS_PART_SECONDS = 0.045e-6
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 11e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
-# A second, of a forward (H100: seven layers that are bound by them, with its call, to 0.7 to 1.4 of their time) and of gradients.
+# A second, of a forward (fitted to one layer that is bound by them, PQMF on an H100: 16 and 14 us for 20 and 16) and of gradients.
 _GPU_DIRECT_BYTES, _GPU_DIRECT_GRADIENT_BYTES = 2.3e12, 0.83e12
 _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
 _GPU_DIRECT_DEPTH = 1.13  # how much longer a forward takes in three dimensions: 1.10 and 1.14 times what was said of two layers

@@ -12,8 +12,8 @@ from . import fused_last
 # and with others. Fitted to the choice among the tiles of 29 layers, those from 200 on to all of 50: by their timings its
 # forwards take up to 2 % longer than with the fastest ones. 238 and 239 were fitted later, beside the tiles they compete with
 # alone: to two and fourteen layers of equal kernel and stride. The last two anew, to 105 layers (H100), and those from 350 on to
-# the layers of one axis among them: what is chosen takes 0.8 (TF32) and 0.4 % (16 bits) longer than the fastest on the 50, and 1.4
-# and 1.6 % on the others.
+# the layers of one axis among them: what is chosen takes 0.8 (TF32) and 0.4 % (16 bits) longer than the fastest on the 50, and
+# 1.4 and 1.6 % on the others.
 _FORWARD: tuple[tuple[Mapping[int, float], ...], ...] = (
     (
         {202: 0.85, 207: 0.91, 220: 1.05},
