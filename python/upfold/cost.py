@@ -94,7 +94,7 @@ _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 _GPU_SUMS_PART_SECONDS = 0.045e-6
 _GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 11e-6, 10e-6
 _GPU_DIRECT_FLOPS = 28e12
-# A second, of a forward (fitted to one layer that is bound by them, PQMF on an H100: 16 and 14 us for 20 and 16) and of gradients.
+# A second, of a forward (fitted to one layer that they bind, PQMF on an H100: 16 and 14 us for 20 and 16) and of gradients.
 _GPU_DIRECT_BYTES, _GPU_DIRECT_GRADIENT_BYTES = 2.3e12, 0.83e12
 _GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
 _GPU_DIRECT_DEPTH = 1.13  # how much longer a forward takes in three dimensions: 1.10 and 1.14 times what was said of two layers
