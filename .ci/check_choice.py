@@ -1,7 +1,8 @@
 """What the choice among methods and tiles costs on a GPU that is not there, by timings of all of them.
 
-`benchmarks/timings/` holds, for the forwards of the layers of published models, how long each way took. The choice is made anew,
-as check_plans.py plans without a GPU, and looked up there: so a change of a prediction shows what it loses before it is measured.
+`benchmarks/timings/` holds, for layers of published models and of the seeds, how long each way took, forward and either gradient.
+The choice is made anew, as check_plans.py plans without a GPU, and looked up there: so a change of a prediction shows what it
+loses before it is measured.
 """
 
 from __future__ import annotations
@@ -12,43 +13,64 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-TIMINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "timings" / "nvidia-h100-80gb-hbm3.json"
+TIMINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "timings"
+FORWARDS, GRADIENTS = (TIMINGS / f"nvidia-h100-80gb-hbm3{name}.json" for name in ("", "-gradients"))
 # Times the fastest way: the geometric mean of a group of layers, and of one layer.
 MOST_IN_MEAN, MOST = 1.03, 1.2
-GROUPS = (("seeds", "decoders", "irregular"), ("survey",))
+# An operator and layers: those of a group are one mean.
+GROUPS = (
+    ("forward", ("seeds", "decoders", "irregular")),
+    ("forward", ("survey",)),
+    ("grad_input", ("seeds", "decoders")),
+    ("grad_weight", ("seeds", "decoders")),
+)
 
 
-def losses(torch: Any, dtype: str, tiers: tuple[str, ...], timings: dict[str, dict[str, float]]) -> dict[str, float]:
+def problem_of(torch: Any, mode: str, case: Any, dtype: str) -> Any:
+    """Describe the problem of a layer and an operator, without data; float32 is rounded to TF32."""
+    from upfold import execute, modes
+
+    x_shape, w_shape = (case.batch, case.in_channels, *case.in_size), (case.in_channels, case.out_channels // case.groups)
+    x = torch.empty(x_shape, dtype=getattr(torch, dtype), device="meta")
+    w = torch.empty((*w_shape, *case.kernel_size), dtype=x.dtype, device="meta")
+    bias = torch.empty(case.out_channels, dtype=x.dtype, device="meta") if case.bias and mode == "forward" else None
+    problem = execute.describe(x, w, bias, modes.positional(case.geometry))
+    if mode != "forward":
+        out_shape = case.batch, case.out_channels, *problem.out_size[3 - case.ndim :]
+        operands = modes.Operands(x, w, g=torch.empty(out_shape, dtype=x.dtype, device="meta"))
+        problem = modes.describe(mode, operands, case.geometry)
+    return replace(problem, allow_tf32=dtype == "float32")
+
+
+def losses(
+    torch: Any, dtype: str, tiers: tuple[str, ...], timings: dict[str, dict[str, float]], mode: str = "forward"
+) -> dict[str, float]:
     """How many times as long as the fastest way what is chosen took, by layer.
 
     Raises:
         AssertionError: a layer or what is chosen for it was not timed.
     """
-    from upfold import cases, dispatch, execute, modes
+    from upfold import cases, dispatch
 
     found = {}
     for case in cases.by_tier(*tiers):
-        x_shape, w_shape = (case.batch, case.in_channels, *case.in_size), (case.in_channels, case.out_channels // case.groups)
-        x = torch.empty(x_shape, dtype=getattr(torch, dtype), device="meta")
-        w = torch.empty((*w_shape, *case.kernel_size), dtype=x.dtype, device="meta")
-        bias = torch.empty(case.out_channels, dtype=x.dtype, device="meta") if case.bias else None
-        problem = execute.describe(x, w, bias, modes.positional(case.geometry))
-        plan = dispatch.plan(replace(problem, allow_tf32=dtype == "float32"), torch.device("cuda", 0))
+        plan = dispatch.plan(problem_of(torch, mode, case, dtype), torch.device("cuda", 0))
         way, timed = f"{plan.algorithm}:{plan.config}", timings.get(case.name, {})
-        assert way in timed, f"{way}, which is chosen for {case.name} in {dtype}, was not timed; add it to {TIMINGS.name}"
+        assert way in timed, f"{way}, which is chosen for {case.name} in {dtype}, {mode}, was not timed; add it to {TIMINGS.name}"
         found[case.name] = timed[way] / min(timed.values())
     return found
 
 
 def check(torch: Any) -> str:
     """Compare every choice with the timings; a line that tells of them."""
-    timings, said = json.loads(TIMINGS.read_text()), []
-    for tiers in GROUPS:
+    timings = {"forward": json.loads(FORWARDS.read_text())} | json.loads(GRADIENTS.read_text())
+    said = []
+    for mode, tiers in GROUPS:
         for dtype in ("float32", "bfloat16"):
-            loss = losses(torch, dtype, tiers, timings[dtype])
+            loss = losses(torch, dtype, tiers, timings[mode][dtype], mode)
             mean = math.exp(sum(map(math.log, loss.values())) / len(loss))
             worst = max(loss, key=lambda name: loss[name])
-            said.append(f"{mean:.3f} in {dtype} ({worst} {loss[worst]:.2f})")
+            said.append(f"{mean:.3f} in {dtype}, {mode} ({worst} {loss[worst]:.2f})")
             assert mean <= MOST_IN_MEAN, said[-1]
             assert loss[worst] <= MOST, said[-1]
     return "times the fastest way, chosen: " + ", ".join(said)

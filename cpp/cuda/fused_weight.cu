@@ -21,11 +21,11 @@ namespace {
 
 template <typename Tile>
 constexpr FusedWeightTileSize size_of() {
-  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, Tile::kCopiers, Tile::kThreads, false};
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, Tile::kCopiers, Tile::kThreads, false, false};
 }
 template <typename Tile>
 constexpr FusedWeightTileSize size_of_boxes() {
-  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, 0, Tile::kThreads, true};
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, 0, Tile::kThreads, true, kWeightHasSharing<Tile>};
 }
 constexpr FusedWeightTileSize kTiles[] = {
 #define UPFOLD_TILE(index, kReads, Value, ...) size_of<FusedWeightTile<__VA_ARGS__>>(),
@@ -83,7 +83,8 @@ FusedWeightWork FusedWeightCall::work() const {
   const FusedWeightJob& job = plan_->job;
   const std::int64_t packed = 16 * (std::int64_t(plan_->x_pack.vectors) + plan_->y_pack.vectors);
   if (plan_->boxes.width > 0)
-    return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed, plan_->planes_bytes};
+    return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed, plan_->planes_bytes,
+            std::int64_t(plan_->sharers)};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
   return {std::int64_t(plan_->blocks),
@@ -91,7 +92,8 @@ FusedWeightWork FusedWeightCall::work() const {
           job.products,
           copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain),
           0,
-          plan_->planes_bytes};
+          plan_->planes_bytes,
+          1};
 }
 
 std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.parts : 0; }

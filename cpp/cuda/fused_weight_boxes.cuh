@@ -25,7 +25,16 @@ struct FusedWeightBoxTile {
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
   static_assert(!kSharesRegisters || kWarpgroups_ == 2, "what a launch gives, shared out anew");
+  static constexpr bool kShares = false;
 };
+// The same, where two blocks of a cluster, neighbouring tiles of input channels, share y: each has half of it copied to both.
+template <typename Tile>
+struct FusedWeightSharing : Tile {
+  static constexpr bool kShares = true;
+};
+// Those of most channels, whose y is most of what a block reads.
+template <typename Tile>
+constexpr bool kWeightHasSharing = Tile::kChannels >= 128;
 
 // Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
 struct FusedWeightBoxes {
@@ -94,7 +103,7 @@ struct FusedWeightBoxBlock {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kBoxMostStages; ++i) {
         barrier_make(shared_address(&barriers.full[i]), 1);
-        barrier_make(shared_address(&barriers.empty[i]), Tile::kWarps);
+        barrier_make(shared_address(&barriers.empty[i]), Tile::kWarps * (Tile::kShares ? 2 : 1));
       }
       barriers_made();
     }
@@ -103,7 +112,8 @@ struct FusedWeightBoxBlock {
       for (std::uint32_t i = threadIdx.x; i < kWords; i += Tile::kThreads) ones->words[i] = PairOfOnes<Value>::kBits;
       publish_to_products();
     }
-    __syncthreads();  // the barriers are there, and ones
+    __syncthreads();                              // the barriers are there, and ones
+    if constexpr (Tile::kShares) meet_cluster();  // those of the other block too
   }
 
   // The products of all taps, and those of their rows with ones.
@@ -153,11 +163,18 @@ struct FusedWeightBoxBlock {
     const std::int32_t kh = std::int32_t(take(job.kernel_h, kd));
     const std::int32_t channel = std::int32_t(place.group) * job.out_channels + std::int32_t(sixteen) * kPlaneChannels;
     const std::uint32_t to = stage + job.y_at + (which * job.rows.value + in_step) * boxes.y_bytes;
-    copy_box(to, y,
-             {(pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize, channel,
-              ih * job.stride[1] - job.pad[1] + kh * job.dilation[1],
-              id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample},
-             full);
+    const std::int32_t at[5] = {(pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize, channel,
+                                ih * job.stride[1] - job.pad[1] + kh * job.dilation[1],
+                                id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample};
+    if constexpr (Tile::kShares) {
+      copy_box_to_blocks(to, y, at, full, 3);
+    } else {
+      copy_box(to, y, at, full);
+    }
+  }
+  // Whether the other block of the cluster begins this copy for both.
+  __device__ __forceinline__ bool is_brought(std::uint32_t in_step, std::uint32_t which) const {
+    return Tile::kShares && which < std::uint32_t(job.block_planes) && (in_step + which + blockIdx.x) % 2 == 0;
   }
 
   __device__ __forceinline__ void copy_steps() const {
@@ -179,7 +196,7 @@ struct FusedWeightBoxBlock {
         std::uint32_t in_step = i;
         const std::uint32_t which = take(boxes.piece_copies, in_step);
         const std::uint32_t stage = shared_address(memory) + std::uint32_t(ring.at * job.stage_bytes);
-        if (channels_of(which) > 0) copy(stage, in_step, step * pieces + in_step, which, full);
+        if (channels_of(which) > 0 && !is_brought(in_step, which)) copy(stage, in_step, step * pieces + in_step, which, full);
       }
       __syncwarp();  // nobody waits for the next stage while others copy
     }
@@ -208,13 +225,22 @@ struct FusedWeightBoxBlock {
     at.y += left < 0 ? 0 : piece_ends ? boxes.y_turn : boxes.y_next;
   }
 
+  // A stage is read: here, and for the block that has it filled too.
+  static __device__ __forceinline__ void release(const std::uint64_t& empty) {
+    arrive(empty);
+    if constexpr (Tile::kShares) {
+      if (threadIdx.x % 32 == 1) barrier_arrive_at(shared_address(&empty), blockIdx.x % 2 ^ 1);
+    }
+  }
+
   // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
   // nothing may be written that a product reads: the compiler would let it end first.
   __device__ __forceinline__ void accumulate(Sums& sums, RowSums& row_sums) const {
     const std::int32_t own = own_column(), products = job.products;
     std::uint64_t of_ones = 0;
-    if constexpr (kSums) of_ones = matrix_descriptor(shared_address(ones) / 16, kOnesColumns8 * 8, 8);
-    const std::uint32_t first = std::uint32_t(boxes.x_layout) + shared_address(memory) / 16, layout = boxes.x_layout >> 32;
+    if constexpr (kSums) of_ones = matrix_descriptor(in_descriptor(shared_address(ones)), kOnesColumns8 * 8, 8);
+    const std::uint32_t first = std::uint32_t(boxes.x_layout) + in_descriptor(shared_address(memory)),
+                        layout = boxes.x_layout >> 32;
     FusedWeightRing ring{0, 0};
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
@@ -237,7 +263,7 @@ struct FusedWeightBoxBlock {
 #pragma unroll
         for (int i = 0; i < 4 * Tile::kTaps; ++i) rows[i / 4][i % 4] = next[i / 4][i % 4];
       }
-      arrive(barriers.empty[ring.at]);
+      release(barriers.empty[ring.at]);
     }
     pin_sums<Tile>(sums);
     if constexpr (kSums) {
@@ -271,6 +297,7 @@ struct FusedWeightBoxBlock {
       accumulate(sums, row_sums);
       store_sums<Tile>(job, place, sums, own_row(), partial);
       if constexpr (kSums) store_row_sums(row_sums, row_partial);
+      if constexpr (Tile::kShares) meet_cluster();  // a block stays while the other says what it has read
     }
   }
 };

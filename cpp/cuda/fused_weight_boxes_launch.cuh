@@ -11,10 +11,18 @@ namespace upfold::cuda {
   reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1) \
       reads(DO, 8, Value, 4, 64, 2, 1) reads(DO, 9, Value, 3, 32, 1, 3)
 
-#define UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, kSums, Value, ...)                                                   \
-  template __global__ void fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads, kSums>(              \
+#define UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, ...)                                               \
+  template __global__ void fused_weight_box_kernel<Value, __VA_ARGS__, kReads, kSums>(                                  \
       const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes, const __grid_constant__ BoxMap, \
       const __grid_constant__ BoxMap, float*, float*);
+// Tiles of 128 channels can share y too (kWeightHasSharing).
+#define UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, kSums, Value, kTaps, kChannels, ...)                           \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightBoxTile<kTaps, kChannels, __VA_ARGS__>) \
+  UPFOLD_WEIGHT_SHARING_##kChannels(kReads, kSums, Value, FusedWeightBoxTile<kTaps, kChannels, __VA_ARGS__>)
+#define UPFOLD_WEIGHT_SHARING_128(kReads, kSums, Value, ...) \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightSharing<__VA_ARGS__>)
+#define UPFOLD_WEIGHT_SHARING_64(kReads, kSums, Value, ...)
+#define UPFOLD_WEIGHT_SHARING_32(kReads, kSums, Value, ...)
 #define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, false, Value, __VA_ARGS__)
 // Those that sum the channels of y as well: of 16-bit values, with strides of two.
@@ -44,6 +52,18 @@ const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, 
   return to;
 }
 
+template <typename Value, typename Tile, int kReads, bool kSums>
+void run_fused_weight_box_tile(const Launch& launch, const FusedWeightPlan& plan, const BoxMap& x, const BoxMap& y,
+                               float* partial, float* row_partial) {
+  if constexpr (kWeightHasSharing<Tile> && !Tile::kShares) {
+    if (plan.sharers > 1)
+      return run_fused_weight_box_tile<Value, FusedWeightSharing<Tile>, kReads, kSums>(launch, plan, x, y, partial, row_partial);
+  }
+  const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
+  launch_grid("fused", fused_weight_box_kernel<Value, Tile, kReads, kSums>, launch,
+              Grid{plan.blocks, plan.threads, bytes, false, plan.sharers}, plan.job, plan.boxes, x, y, partial, row_partial);
+}
+
 template <typename Value>
 void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, int config, const FusedOperands& operands) {
   const auto partial = static_cast<float*>(operands.workspace);
@@ -51,12 +71,11 @@ void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, i
   const void* const x = packed_operand<Value>(launch, plan.x_pack, operands.x, operands.workspace, plan.partial_bytes);
   const void* const y = packed_operand<Value>(launch, plan.y_pack, operands.y, operands.workspace, y_at);
   const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, y);
-  const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
   const bool sums = operands.bias != nullptr;
   float* const row_partial = sums ? partial + plan.row_sums_at / std::int64_t(sizeof(float)) : nullptr;
-#define UPFOLD_RUN_BOXES(kReads, kSums, ...)                                                                   \
-  launch_grid("fused", fused_weight_box_kernel<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads, kSums>, launch, \
-              Grid{plan.blocks, plan.threads, bytes}, plan.job, plan.boxes, x_map, y_map, partial, row_partial)
+#define UPFOLD_RUN_BOXES(kReads, kSums, ...)                                                                            \
+  run_fused_weight_box_tile<Value, FusedWeightBoxTile<__VA_ARGS__>, kReads, kSums>(launch, plan, x_map, y_map, partial, \
+                                                                                   row_partial)
 #define UPFOLD_RUN_SUMS(index, kReads, type, ...) \
   if (config == index && plan.reads == kReads) return UPFOLD_RUN_BOXES(kReads, true, __VA_ARGS__);
   if constexpr (sizeof(Value) == 2) {

@@ -16,6 +16,7 @@ constexpr double kProductCycles = 256, kRowCycles = 1.3, kVectorCycles = 0.5, kO
 constexpr double kTwoStages = 1.2, kThreeStages = 1.05, kSharedWaits = 1.3;
 constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // of a piece, of a step
 constexpr std::int64_t kMostBox = 256;                                       // elements of an axis of a box
+constexpr std::int64_t kLeastSharedBytes = 1 << 20;                          // of y in a block, from which sharing it pays (H100)
 constexpr std::int64_t kPlaneRows = kPlaneChannels, kPartRows = 32;          // channels of a box of x that is no whole tile
 
 // A piece is some boxes of x next to one another, of so many vectors each; y has `pitch` bytes between rows.
@@ -58,6 +59,8 @@ class BoxPlanner : public WeightPlanner {
   FusedWeightPlan plan() const {
     FusedWeightPlan plan = WeightPlanner::plan();
     plan.boxes = boxes();
+    const std::int64_t y_read = length_ * planes_ * best_.rows * kPlaneChannels * pitch_;  // bytes, of a block
+    plan.sharers = tile_.shares && channel_tiles_ % 2 == 0 && y_read >= kLeastSharedBytes ? 2 : 1;
     plan.engine_cycles = std::int64_t(engine_cycles(best_) / double(tile_.blocks * cut_.chunks) * double(cut_.rows));
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
     const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};

@@ -288,6 +288,15 @@ UPFOLD_DEVICE void copy_box(std::uint32_t to, const BoxMap& map, const std::int3
       "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
       : "memory");
 }
+// The same to all blocks of the cluster whose bits are set, to where `to` lies in each; it counts for the barrier of each.
+UPFOLD_DEVICE void copy_box_to_blocks(std::uint32_t to, const BoxMap& map, const std::int32_t (&at)[5], std::uint32_t barrier,
+                                      std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier), "h"(blocks)
+      : "memory");
+}
 // Four matrices of 8 x 8 halves as `load_matrices` gives them (mma.cuh) to shared memory: lane i names row i % 8 of matrix i / 8.
 UPFOLD_DEVICE void store_matrices(std::uint32_t row, const std::uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]), "r"(words[1]),

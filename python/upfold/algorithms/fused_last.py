@@ -66,6 +66,8 @@ _SCATTERED_STRIDE = 1.4, 0.8
 # Packed weights of more bytes than the second-level cache keeps come from memory again for every tile: microseconds of a megabyte
 # (H100: StyleGAN2's 75 MB in TF32, 413 us of the tile that was predicted at 219).
 _CACHE_BYTES, _UNCACHED = 48 << 20, 0.31
+# Of gradients in 16 bits that reduce over at most so many channels, half of a row or less (H100, three layers: up to 1.16).
+_HALF_ROW, _HALF_ROW_CHANNELS = 1.15, 32
 _IN_ORDER = 1.07  # of float32 whose channels are innermost, beside tiles whose warpgroups alternate
 # Of turned tiles, fitted to those of 32 layers and their gradients (15 % off; their products to another run than their results):
 # cycles of one; how many times as long they store results that lie apart, in some neighbours or one by one, rows that are no
@@ -163,6 +165,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     predicted = {}
+    gradient = problem.operator is not Operator.CONV_TRANSPOSE
+    narrow = _HALF_ROW if gradient and size == 2 and problem.out_channels_per_group <= _HALF_ROW_CHANNELS else 1.0
     for config, (rows, columns, phases, blocks, vectors) in enumerate(module.fused_last_tiles()[:TILES]):
         if not module.fused_last_fits(device, problem.cuda, config, problem.alignment):
             continue
@@ -177,7 +181,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             rates, tile_sizes = _RATES[size == 2], (rows, columns, phases, blocks, vectors)
             time = fused_alternating.microseconds(problem, config, tile_sizes, work, multiprocessors)
             time += 1e-6 * (packed * rates.packed + source * rates.source) + (rates.launch if source else 0.0) + again
-            predicted[FIRST + config] = time * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
+            predicted[FIRST + config] = time * narrow * (_IN_PARTS if source + packed > problem.workspace_cap else 1.0)
             continue
         rates = _RATES[size == 2] if packed else _LYING
         multiply = products * (rows * pair / 4096 * rates.product * rates.tiles[config] + rates.issue)
@@ -198,6 +202,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         time += 1e-6 * (packed * rates.packed + source * rates.source) + again
         least = 1e-6 * problem.bytes * rates.memory + (rates.launch if source else 0.0)
         predicted[FIRST + config] = rates.call + max(time, least) + rates.beside * min(time, least)
+        predicted[FIRST + config] *= narrow
         predicted[FIRST + config] *= _TURNED_CAUTION if config >= _TURNED else 1.0
         if size == 4 and config < _TURNED and in_order(problem):
             predicted[FIRST + config] *= _IN_ORDER

@@ -39,6 +39,8 @@ _BOX_RATES = {
     2: _Rates(6.72, 0.0, 0.54, 0.146, 3.08e-4, 2.53e-7, 7.3e-7, 6.67e-7),
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
+# Of boxes of 16-bit values, tiles of so many input channels: times as long as waves of blocks are predicted (H100, 45 layers).
+_WIDE, _WIDE_CHANNELS = 0.84, 128
 # Times as long as is predicted, from such a stride of the width on (FCN's k16 s8 and k64 s32: 1.37 to 1.58).
 _FAR, _FAR_STRIDE = 1.45, 8
 
@@ -112,10 +114,12 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         if needed < 0:
             continue
         rates = (_BOX_RATES if boxes else _RATES)[DTYPE_BYTES[problem.dtype]]
-        blocks, steps, products, copies, packed, planes = call(problem, config, device).work
+        blocks, steps, products, copies, packed, planes, _ = call(problem, config, device).work
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
+        if boxes and channels >= _WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
+            time *= _WIDE
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
         far = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0
         predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
