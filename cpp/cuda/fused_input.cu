@@ -4,6 +4,7 @@
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_INPUTS(float)
+UPFOLD_INSTANTIATE_INPUTS_LATER
 
 }  // namespace upfold::cuda
 
@@ -21,7 +22,7 @@ constexpr std::int64_t kLeastInputChannels = 16, kLeastReducedChannels = 3;  // 
 
 template <typename Tile>
 constexpr InputTileSize input_size_of() {
-  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages};
+  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages, kInputHasLater<Tile>};
 }
 constexpr InputTileSize kInputTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) input_size_of<InputTile<__VA_ARGS__>>(),
@@ -39,7 +40,12 @@ bool can_run_input(int device) {
 }
 
 InputPlan plan_input(int device, const Problem& p, int config, std::int64_t alignment) {
-  return InputPlanner(p, kInputTiles[config], shared_memory(device).of_block, alignment).plan();
+  const std::int64_t shared = shared_memory(device).of_block;
+  const InputPlan plan = InputPlanner(p, kInputTiles[config], shared, alignment, false).plan();
+  if (!kInputTiles[config].later || p.dtype != Dtype::kFloat32 || !plan.possible || plan.job.whole < kLeastLaterTiles)
+    return plan;
+  const InputPlan later = InputPlanner(p, kInputTiles[config], shared, alignment, true).plan();
+  return later.possible && later.job.whole >= kLeastLaterTiles ? later : plan;
 }
 
 }  // namespace
@@ -71,7 +77,7 @@ FusedInputWork FusedInputCall::work() const {
   const std::int64_t steps = std::int64_t(job.chunks) * job.steps;
   const std::int64_t copied = std::int64_t(job.chunks) * job.chunk_channels * job.columns * job.grain;
   const std::int64_t split_tiles = (plan_->blocks - job.whole) / job.splits.value;
-  return {job.whole, split_tiles, job.splits.value, steps, copied, job.grain, job.resident};
+  return {job.whole, split_tiles, job.splits.value, steps, copied, job.grain, job.resident, job.later > 0};
 }
 
 void FusedInputCall::run(const FusedInputOperands& operands, std::uintptr_t stream) const {

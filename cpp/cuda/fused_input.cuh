@@ -10,7 +10,7 @@
 // Two warpgroups multiply: each owns 64 * kM pixels and all channels of the tile. Three warps copy y, one copies packed weights;
 // they run ahead, into the next tiles too. What is handed over:
 //   raw      [raw_buffers][channel][row of the patch][position]
-//   staging  [warpgroup][2][some channels][64 pixels], of results
+//   staging  [warpgroup][2][some channels][64 pixels], of results; or those that are stored later (fused_input_later.cuh)
 //   weight   [weight_buffers][step][group of 8 channels][2 vectors][channel][16 bytes]
 #pragma once
 
@@ -23,6 +23,14 @@ constexpr int kMostInputEntries = 320;        // of a chunk
 constexpr int kMostInputBuffers = 32;         // of weights; a quarter of it of raw y
 constexpr int kMostInputColumns = 576;        // runs of a patch that are copied at a time
 constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x, where they are staged
+constexpr int kInputSkew = 16;                // bytes between the pixels of two channels of results that are stored later
+
+// Parts of a tile's channels whose results are in shared memory at a time; the bytes of these and of where they go. `element`: of
+// a value.
+constexpr int input_halves(int element, int sums) { return element * sums > 64 ? 2 : 1; }
+constexpr int input_later_bytes(int element, int m, int n8) {
+  return 2 * (8 * n8 / input_halves(element, m * n8)) * (64 * m * element + kInputSkew) + 256 * 16;
+}
 
 struct InputAxis {
   std::int32_t in, out, stride, low;  // low: of pixel 0's first tap
@@ -52,7 +60,10 @@ struct InputJob {
   bool resident;  // the buffers hold all weights of a tile, and a block keeps its channels
   bool run;       // the output channels and taps of an input channel lie in w as they are numbered, one after another
   bool numbered;  // rows of pixels are numbered over samples, as axis[1], and what they reach in a channel is copied as one run
-  bool wide;      // x of two neighbouring pixels is one aligned vector, and both exist
+  // Neighbouring pixels of x that are one aligned vector and all exist: two (wide), or as many as are stored later at a time; and
+  // such pieces that a thread stores in one turn of products, 0 where all results are stored at once.
+  bool wide;
+  std::int32_t together, later;
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
   InputEntry sources[kMostInputEntries];              // group of four channels * taps + tap
@@ -78,6 +89,7 @@ struct InputTile : InputShape<kM_, kN8_> {
   // kernel and stride are equal it gains up to a tenth; 16-bit values lose a quarter and more, and so do rows of four taps where
   // output channels are few.
   static constexpr bool kStages = kReads == InputReads::kFours || kReads == InputReads::kPairs || kReads == InputReads::kQuads;
+  static constexpr bool kLater = false;
   static constexpr int kLoaders = 96, kBlockThreads = 384;
   static constexpr int kStepWords = 16 * kN8_;  // of 16 bytes, of weights
   // Warpgroups share the registers that the launch gave them, multiples of 8 a thread; asking for more waits forever.
@@ -85,6 +97,14 @@ struct InputTile : InputShape<kM_, kN8_> {
   static constexpr int kLoadRegisters = 88, kMultiplyRegisters = 208;
   static_assert(2 * kMultiplyRegisters + kLoadRegisters <= 3 * kLaunchRegisters, "registers of three warpgroups");
 };
+
+// The same, of floats, which stores its results later: tiles of many sums, whose taps are read together.
+template <typename Tile>
+struct InputLaterTile : Tile {
+  static constexpr bool kLater = true;
+};
+template <typename Tile>
+constexpr bool kInputHasLater = Tile::kStages && Tile::kM * Tile::kN8 >= 32;
 
 // The box, channels and part of the reduction of one tile.
 struct InputPlace {

@@ -1,8 +1,8 @@
 // What a block of the fused gradient of the input does; its layout is in fused_input.cuh.
 #pragma once
 
+#include "fused_input_later.cuh"
 #include "fused_input_read.cuh"
-#include "fused_input_store.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
 
@@ -18,7 +18,7 @@ template <typename Value, typename Tile>
 struct InputBlock {
   using Read = InputRead<Value, Tile::kReads>;
   static constexpr int kSize = Read::kSize, kEntries = 4 / kSize;  // kEntries: of a step
-  static constexpr int kStaging = kSize == 4 && Tile::kStages ? kInputStagingBytes : 0;
+  using Results = std::conditional_t<Tile::kLater, InputLater<Value, Tile>, InputAtOnce<Value, Tile>>;
   using Sums = float[Tile::kM][Tile::kN8][4];
   using Rows = InputStep[Tile::kTurn][Tile::kM];
 
@@ -29,7 +29,7 @@ struct InputBlock {
 
   static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
   __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
-    return memory + kStaging / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
+    return memory + Results::kBytes / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
   }
   __device__ __forceinline__ unsigned char* raw(std::uint32_t buffer) const {
     return reinterpret_cast<unsigned char*>(weight(std::uint32_t(job.weight_buffers))) + buffer * std::uint32_t(job.raw_bytes);
@@ -278,7 +278,7 @@ struct InputBlock {
 
   // The sums of a tile: the rows of one turn are read while those of the turn before are multiplied.
   __device__ __forceinline__ void accumulate(const InputPlace& place, const std::int32_t (&own)[Tile::kM][2], Progress& at,
-                                             Sums& sums) const {
+                                             Sums& sums, Results& results) const {
     constexpr std::uint64_t kHigh = std::uint64_t(16) << 32;  // matrix_descriptor(at, 8, 16) beside the address
     constexpr std::uint32_t kLow = 8 << 16;
     std::int32_t turns = place.chunks * (job.steps / Tile::kTurn), loaded = 0, multiplied = 0;
@@ -324,6 +324,7 @@ struct InputBlock {
           used = job.resident ? 0 : address(shared.weight_empty[at.stage.at]);
           multiplied = 0, at.stage.next();
         }
+        results.store_some();
         if (turns > 0) load(rows[odd ^ 1]);
       }
     }
@@ -338,11 +339,12 @@ struct InputBlock {
     std::int32_t own[Tile::kM][2];
     place_rows(own);
     Progress at{Ring(job.raw_buffers), Ring(job.weight_buffers)};
+    Results results{job, reinterpret_cast<unsigned char*>(memory), x};
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const InputPlace place = input_place(job, tile);
       Sums sums = {};
       if (job.resident) at.stage = Ring(job.weight_buffers);
-      accumulate(place, own, at, sums);
+      accumulate(place, own, at, sums, results);
       if (tile >= job.whole) {
         float4* const parts = partial + std::int64_t(tile - job.whole) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
 #pragma unroll
@@ -352,13 +354,9 @@ struct InputBlock {
         }
         continue;
       }
-      if constexpr (kStaging > 0) {
-        store_staged<Tile>(job, place, x, reinterpret_cast<float*>(memory), sums);
-      } else {
-#pragma unroll
-        for (int i = 0; i < Tile::kM; ++i) store_input<Value, Tile>(job, place, x, i, 0, sums[i]);
-      }
+      results.put(place, sums);
     }
+    results.store_rest();
   }
 };
 #endif

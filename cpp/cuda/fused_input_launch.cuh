@@ -28,6 +28,15 @@
 #define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                                                                           \
   template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob, std::uint32_t, \
                                                                              const Value*, const uint4*, Value*, float4*);
+// Those of floats that can store their results later (kInputHasLater): kM, kN8, kTurn, kReads.
+#define UPFOLD_INSTANTIATE_INPUT_LATER(...)                                                   \
+  template __global__ void fused_input_kernel<float, InputLaterTile<InputTile<__VA_ARGS__>>>( \
+      const __grid_constant__ InputJob, std::uint32_t, const float*, const uint4*, float*, float4*);
+#define UPFOLD_INSTANTIATE_INPUTS_LATER                        \
+  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kFours) \
+  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kPairs) \
+  UPFOLD_INSTANTIATE_INPUT_LATER(2, 16, 2, InputReads::kFours) \
+  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kQuads)
 #define UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, ...)                                                                     \
   template __global__ void fused_input_reduce_kernel<Value, InputShape<__VA_ARGS__>>(const __grid_constant__ InputJob, \
                                                                                      const float4*, Value*);
@@ -50,12 +59,24 @@ namespace upfold::cuda {
 
 template <typename Value, typename Tile>
 void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInputOperands& operands) {
+  if constexpr (kInputHasLater<Tile> && sizeof(Value) == 4 && !Tile::kLater) {
+    if (plan.job.later > 0) return run_input_tile<Value, InputLaterTile<Tile>>(launch, plan, operands);
+  }
   const auto* const y = static_cast<const Value*>(operands.y);
   auto* const x = static_cast<Value*>(operands.x);
   auto* const packed = static_cast<uint4*>(operands.workspace);
   auto* const partial = reinterpret_cast<float4*>(static_cast<unsigned char*>(operands.workspace) + plan.packed_bytes);
   InputJob job = plan.job;
-  job.wide = job.wide && reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(Value)) == 0;
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(x);
+  job.wide = job.wide && address % (2 * sizeof(Value)) == 0;
+  if (address % (std::size_t(job.together) * sizeof(Value)) != 0) job.together = job.wide ? 2 : 1;
+  if constexpr (Tile::kLater) {
+    // So many pieces in a turn that all are stored when a tile of all chunks ends.
+    constexpr int kHalves = input_halves(int(sizeof(Value)), Tile::kM * Tile::kN8);
+    const std::int32_t pieces = Tile::kChannels / kHalves * (Tile::kPixels / 2 / job.together) / 128;
+    const std::int32_t turns = job.chunks * (job.steps / Tile::kTurn);
+    job.later = (pieces + turns - 1) / turns;
+  }
   launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job, Tile::kN8,
               plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
   int multiprocessors = 0;

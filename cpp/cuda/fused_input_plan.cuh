@@ -18,6 +18,7 @@ constexpr std::int64_t kInputWeightBytes = 80 << 10;             // and for all 
 constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
 constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
 constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
+constexpr std::uint32_t kLeastLaterTiles = 264;                  // where results are stored later: two of a block (H100)
 constexpr double kRunsCost = 25;             // of a tile whose copies are runs, as cost_of has those of grains
 constexpr std::int64_t kMostSplitWaves = 8;  // of tiles, of which the last one is worth a split
 
@@ -42,13 +43,16 @@ inline int read_conflicts(std::int64_t pitch, double step, int width) {
 
 class InputPlanner {
  public:
-  InputPlanner(const Problem& p, const InputTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment)
+  InputPlanner(const Problem& p, const InputTileSize& tile, std::int64_t shared_bytes, std::int64_t alignment, bool later)
       : p_(p),
         tile_(tile),
         element_(element_bytes(p.dtype)),
-        staging_(element_ == 4 && tile.stages ? kInputStagingBytes : 0),
+        staging_(later                          ? input_later_bytes(int(element_), tile.pixels / 128, tile.channels / 8)
+                 : element_ == 4 && tile.stages ? kInputStagingBytes
+                                                : 0),
         most_shared_(shared_bytes - kInputFixedBytes - staging_),
         alignment_(alignment),
+        later_(later),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
 
   InputPlan plan() {
@@ -349,13 +353,18 @@ class InputPlanner {
     plan_.workspace_bytes = plan_.packed_bytes;
     plan_.workspace_bytes += std::int64_t(plan_.blocks - job.whole) * tile_.pixels * tile_.channels * 4;
     const std::int64_t outer = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
-    job.wide = p_.x.w == 1 && outer % 2 == 0 && job.axis[2].tile.value % 2 == 0;
+    const auto are_vectors = [&](std::int64_t pixels) {
+      return p_.x.w == 1 && outer % pixels == 0 && std::int64_t(job.axis[2].tile.value) % pixels == 0;
+    };
+    job.wide = are_vectors(2), job.together = std::int32_t(are_vectors(16 / element_) ? 16 / element_ : job.wide ? 2 : 1);
+    job.later = later_ ? 1 : 0;
     return true;
   }
 
   const Problem& p_;
   const InputTileSize& tile_;
   const std::int64_t element_, staging_, most_shared_, alignment_;
+  const bool later_;
   const Axis axes_[3];
   std::int64_t unit_channels_ = 4, patch_bytes_ = 0;
   InputPlan plan_;

@@ -10,7 +10,7 @@ namespace upfold::cuda {
 struct InputTileSize {
   int pixels, channels, turn;
   InputReads reads;
-  bool stages;
+  bool stages, later;  // whether floats go through shared memory on their way to x, and whether they may do so later
 };
 
 struct InputPlan {

@@ -11,7 +11,7 @@ import upfold
 from gpu import missing
 from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv
 from upfold import cases, execute, modes
-from upfold.algorithms import REGISTRY, fused_input, fused_last
+from upfold.algorithms import REGISTRY, cuda, fused_input, fused_last
 from upfold.cases import Case
 from upfold.dispatch import use_config
 from upfold.problem import Operator
@@ -159,6 +159,45 @@ def test_operands_at_any_address(shift, dtype, device):
         whole = x.as_strided((x.numel() + 64,), (1,), 0)
         assert torch.cat([whole[:shift], whole[shift + x.numel() :]]).isnan().all(), config
         assert (workspace[-256:] == 0xFF).all(), config
+
+
+# Of so many tiles that results are stored while the next tile is multiplied: by whole vectors, by pairs of pixels and one by one,
+# of tiles that end beyond the last row and channel, in groups, and with the last tiles' reduction in parts.
+LATER = {
+    "vectors": _layer("k2s2", (256, 16), (64, 64), 9),
+    "pairs": _layer("k2s2", (256, 20), (14, 14), 190),
+    "pairs, parts": _layer("k2s2", (250, 128), (14, 14), 175),
+    "one by one": _layer("k2s2", (200, 16), (37, 37), 28),
+    "quads": _layer("k2s2", (256, 16), (37, 37), 28, kernel_size=(4, 4), stride=(4, 4)),
+    "groups": _layer("k2s2", (384, 32), (40, 64), 9, groups=2),
+    "3d": _layer("3d-k2s2", (130, 16), (16, 24, 24), 5),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 2, 1])
+@pytest.mark.parametrize("name", LATER)
+def test_results_that_are_stored_later_are_exact(name, shift, device):
+    """Results begin `shift` elements behind an aligned address, between values that must stay."""
+    if not HOPPER:
+        pytest.skip("its own tiles are for compute capability 9.0")
+    case = LATER[name]
+    w, g, size, arguments = _operands(case, torch.float32, device)
+    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
+    memory = torch.full((want.numel() + 64,), torch.nan, device=device)
+    x = memory[shift : shift + want.numel()].view(want.shape)
+    problem, later = execute.describe_conv(g, w, size, arguments)[0], 0
+    for config, _ in enumerate(cuda.module().fused_input_tiles()):
+        if not cuda.module().fused_input_fits(cuda.index(device), problem.cuda, config, problem.alignment):
+            continue
+        later += cuda.module().FusedInputCall(cuda.index(device), problem.cuda, config, problem.alignment).work[7]
+        workspace = torch.empty(FUSED.workspace_bytes(problem, config, device), dtype=torch.uint8, device=device)
+        call, stream = FUSED.prepare(problem, config, device), torch.cuda.current_stream(device).cuda_stream
+        for _ in range(4):
+            x.fill_(torch.nan)
+            call(x.data_ptr(), w.data_ptr(), 0, g.data_ptr(), workspace.data_ptr(), stream)
+            assert torch.equal(x.cpu().double(), want), config
+            assert torch.cat([memory[:shift], memory[shift + want.numel() :]]).isnan().all(), config
+    assert later
 
 
 @pytest.mark.parametrize("name", ["k2s2-odd", "k4s2p1-odd", "k3s2p1op1-odd", "k4s2p1-groups"])
