@@ -63,7 +63,7 @@ struct InputLater {
                                               std::conditional_t<kTogether * kSize == 4, std::uint32_t, std::uint16_t>>>;
     // Of a channel; channels that the threads of a warpgroup have at a time; of a thread.
     static constexpr int kAcross = kPixels / kTogether, kChannelsAtOnce = 128 / kAcross, kCount = kChannels / kChannelsAtOnce;
-    static_assert(kCount <= kChannels, "where all are stored");
+    static_assert(kCount <= kChannels, "`done` begins where nothing is left");
   };
 
   template <int kTogether>

@@ -168,16 +168,7 @@ SHARED = {
         True,
     ),
     "depth": (
-        layer(
-            in_channels=256,
-            out_channels=20,
-            in_size=(3, 40, 48),
-            kernel_size=(2, 2, 2),
-            stride=(2, 2, 2),
-            padding=(0, 0, 0),
-            output_padding=(0, 0, 0),
-            dilation=(1, 1, 1),
-        ),
+        dataclasses.replace(cases.find("3d-k2s2"), batch=2, in_channels=256, out_channels=20, in_size=(3, 40, 48)),
         True,
     ),
     "three tiles": (layer(in_channels=384, out_channels=40, in_size=(48, 64), kernel_size=(2, 2), stride=(2, 2)), False),
