@@ -1,10 +1,11 @@
 // A program without torch and Python that runs every kernel of api.h on random geometry between guard bands and compares with
 // loops on the host: for compute-sanitizer, which sees nothing inside a caching allocator's segments.
 //
-//   smoke [seconds] [seed] [small]
+//   smoke [seconds] [seed] [small|any] [tell]
 //
 // With `small` no product is large, or of a type, for cuBLAS's kernels of clusters, under which racecheck breaks off, and blocks
-// of warpgroups are left out, of whose barriers it knows nothing.
+// of warpgroups are left out, of whose barriers it knows nothing. With `tell` each run is named ahead of it, on standard error:
+// the last one is where a sanitizer takes its time.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -122,6 +123,15 @@ void products(const Problem& p, Body body) {
   });
 }
 
+void tell(std::FILE* to, const char* name, const Problem& p, const char* what) {
+  std::fprintf(
+      to,
+      "%s of operator %d, type %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
+      name, int(p.op), int(p.dtype), what, (long long)p.batch, (long long)p.in_channels, (long long)p.out_channels,
+      (long long)p.groups, (long long)p.in_d, (long long)p.in_h, (long long)p.in_w, (long long)p.out_d, (long long)p.out_h,
+      (long long)p.out_w);
+}
+
 // Runs `call` on fresh buffers and compares the operand that the operator writes with loops on the host, bit for bit: sums of
 // products of -1, 0 and 1 are exact.
 template <typename Function>
@@ -155,6 +165,7 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
           expected[std::size_t(n * p.y.n + oc * p.y.c + i * step)] += bias[std::size_t(oc)];
         }
   }
+  if (tally.tells) tell(stderr, name, p, "begins");
   call(x.data(), w.data(), has_bias ? b.data() : nullptr, y.data(), workspace.data());
   check(cudaDeviceSynchronize(), name);
   const std::vector<float> got = buffers[written]->download();
@@ -163,11 +174,7 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
   ++tally.runs;
   if (same && held) return;
   ++tally.failures;
-  std::printf(
-      "%s of operator %d, type %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
-      name, int(p.op), int(p.dtype), same ? "a guard band was written" : "wrong values", (long long)p.batch,
-      (long long)p.in_channels, (long long)p.out_channels, (long long)p.groups, (long long)p.in_d, (long long)p.in_h,
-      (long long)p.in_w, (long long)p.out_d, (long long)p.out_h, (long long)p.out_w);
+  tell(stdout, name, p, same ? "a guard band was written" : "wrong values");
 }
 
 // On warpgroups alone, of whose barriers racecheck knows nothing.
@@ -328,6 +335,7 @@ int main(int argc, char** argv) {
   }
   const bool small = argc > 3 && std::strcmp(argv[3], "small") == 0;
   upfold::cuda::Tally tally;
+  tally.tells = argc > 4 && std::strcmp(argv[4], "tell") == 0;
   const std::time_t begin = std::time(nullptr);
   do {
     upfold::cuda::run_one(random, with_gemm, small, tally);

@@ -14,6 +14,7 @@ namespace {
 
 struct Tally {
   long runs = 0, failures = 0;
+  bool tells = false;
 };
 
 Strides dense(std::int64_t c, std::int64_t d, std::int64_t h, std::int64_t w, bool channels_last) {
