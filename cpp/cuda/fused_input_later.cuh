@@ -4,8 +4,6 @@
 // a turn of products is short, what it takes of shared memory and of each turn is more.
 #pragma once
 
-#include <type_traits>
-
 #include "fused_input_store.cuh"
 
 namespace upfold::cuda {
