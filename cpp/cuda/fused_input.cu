@@ -22,7 +22,7 @@ constexpr std::int64_t kLeastInputChannels = 16, kLeastReducedChannels = 3;  // 
 
 template <typename Tile>
 constexpr InputTileSize input_size_of() {
-  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages, kInputHasLater<Tile>};
+  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages, kInputHasLater<Tile> ? Tile::kLaterBytes : 0};
 }
 constexpr InputTileSize kInputTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) input_size_of<InputTile<__VA_ARGS__>>(),
@@ -42,7 +42,7 @@ bool can_run_input(int device) {
 InputPlan plan_input(int device, const Problem& p, int config, std::int64_t alignment) {
   const std::int64_t shared = shared_memory(device).of_block;
   const InputPlan plan = InputPlanner(p, kInputTiles[config], shared, alignment, false).plan();
-  if (!kInputTiles[config].later || p.dtype != Dtype::kFloat32 || !plan.possible || plan.job.whole < kLeastLaterTiles)
+  if (kInputTiles[config].later_bytes == 0 || p.dtype != Dtype::kFloat32 || !plan.possible || plan.job.whole < kLeastLaterTiles)
     return plan;
   const InputPlan later = InputPlanner(p, kInputTiles[config], shared, alignment, true).plan();
   return later.possible && later.job.whole >= kLeastLaterTiles ? later : plan;

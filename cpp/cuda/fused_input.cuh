@@ -25,13 +25,6 @@ constexpr int kMostInputColumns = 576;        // runs of a patch that are copied
 constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x, where they are staged
 constexpr int kInputSkew = 16;                // bytes between the pixels of two channels of results that are stored later
 
-// Parts of a tile's channels whose results are in shared memory at a time; the bytes of these and of where they go. `element`: of
-// a value.
-constexpr int input_halves(int element, int sums) { return element * sums > 64 ? 2 : 1; }
-constexpr int input_later_bytes(int element, int m, int n8) {
-  return 2 * (8 * n8 / input_halves(element, m * n8)) * (64 * m * element + kInputSkew) + 256 * 16;
-}
-
 struct InputAxis {
   std::int32_t in, out, stride, low;  // low: of pixel 0's first tap
   Divisor tile, tiles, extent;        // pixels of a tile, tiles of the axis, positions of y that a tile reaches
@@ -74,6 +67,10 @@ static_assert(sizeof(InputJob) <= 4000, "with the pointers it is the arguments o
 template <int kM_, int kN8_>
 struct InputShape {
   static constexpr int kM = kM_, kN8 = kN8_, kPixels = 128 * kM, kChannels = 8 * kN8, kThreads = 256;
+  // Of floats that are stored later: parts of the channels that shared memory holds at a time; its bytes, with those that say
+  // where they go.
+  static constexpr int kLaterParts = kM * kN8 > 16 ? 2 : 1;
+  static constexpr int kLaterBytes = 2 * (kChannels / kLaterParts) * (64 * kM * 4 + kInputSkew) + kThreads * 16;
 };
 
 // How lanes read taps, of two neighbouring pixels: where their stride is 2, as four elements from a multiple of four on, which

@@ -35,15 +35,15 @@ struct alignas(16) InputSlot {
 };
 
 // A piece is some neighbouring pixels of a channel (job.together). A thread has always the same pixels, and every so manieth
-// channel of them. Shared memory holds [warpgroup][channel][pixel], of all channels of a tile, or of a half of them at a time.
+// channel of them. Shared memory holds [warpgroup][channel][pixel], of a part of a tile's channels at a time.
 template <typename Value, typename Tile>
 struct InputLater {
   using Sums = float[Tile::kM][Tile::kN8][4];
-  static constexpr int kSize = int(sizeof(Value)), kHalves = input_halves(kSize, Tile::kM* Tile::kN8);
-  static constexpr int kPixels = 64 * Tile::kM, kColumns8 = Tile::kN8 / kHalves, kChannels = 8 * kColumns8;
+  static constexpr int kSize = int(sizeof(Value)), kParts = Tile::kLaterParts;
+  static constexpr int kPixels = 64 * Tile::kM, kColumns8 = Tile::kN8 / kParts, kChannels = 8 * kColumns8;
   static constexpr int kPitch = kPixels * kSize + kInputSkew, kSlots = 2 * kChannels * kPitch;
   static constexpr int kBytes = kSlots + Tile::kThreads * int(sizeof(InputSlot));
-  static_assert(kBytes == input_later_bytes(kSize, Tile::kM, Tile::kN8), "as planned");
+  static_assert(kSize == 4 && kBytes == Tile::kLaterBytes, "as planned");
 
   const InputJob& job;
   unsigned char* memory;
@@ -93,7 +93,7 @@ struct InputLater {
   __device__ __forceinline__ void store_some() { store(job.later); }
   __device__ __forceinline__ void store_rest() { store(kChannels); }
 
-  // The results of a tile, of which the last half is stored later.
+  // The results of a tile, of which the last part is stored later.
   __device__ __forceinline__ void put(const InputPlace& place, const Sums& sums) {
     const std::int32_t warpgroup = std::int32_t(threadIdx.x) / 128, thread = std::int32_t(threadIdx.x) % 128, lane = thread % 32;
     const std::int32_t across = kPixels / job.together, first = thread / across;
@@ -101,20 +101,20 @@ struct InputLater {
     const std::int32_t channel = place.channel_tile * Tile::kChannels + first;
     unsigned char* const to = own() + lane % 4 * 2 * kPitch + (thread / 32 * 16 + lane / 4 * 2) * kSize;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int part = 0; part < kParts; ++part) {
       store_rest();
       meet<128>(warpgroup + 1);  // nobody reads the results before
 #pragma unroll
       for (int i = 0; i < Tile::kM; ++i) {
 #pragma unroll
         for (int j = 0; j < kColumns8; ++j) {
-          const float(&v)[4] = sums[i][half * kColumns8 + j];
+          const float(&v)[4] = sums[i][part * kColumns8 + j];
           unsigned char* const at = to + i * 64 * kSize + j * 8 * kPitch;
           store_neighbours(reinterpret_cast<Value*>(at), v[0], v[2]);
           store_neighbours(reinterpret_cast<Value*>(at + kPitch), v[1], v[3]);
         }
       }
-      const std::int32_t own_channel = channel + half * kChannels;
+      const std::int32_t own_channel = channel + part * kChannels;
       slot() = {(std::int64_t(place.group) * job.ic + own_channel) * job.x_c + offset, offset < 0 ? 0 : job.ic - own_channel};
       done = 0;
       meet<128>(warpgroup + 1);  // the results are there

@@ -72,8 +72,7 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   if (address % (std::size_t(job.together) * sizeof(Value)) != 0) job.together = job.wide ? 2 : 1;
   if constexpr (Tile::kLater) {
     // So many pieces in a turn that all are stored when a tile of all chunks ends.
-    constexpr int kHalves = input_halves(int(sizeof(Value)), Tile::kM * Tile::kN8);
-    const std::int32_t pieces = Tile::kChannels / kHalves * (Tile::kPixels / 2 / job.together) / 128;
+    const std::int32_t pieces = Tile::kChannels / Tile::kLaterParts * (Tile::kPixels / 2 / job.together) / 128;
     const std::int32_t turns = job.chunks * (job.steps / Tile::kTurn);
     job.later = (pieces + turns - 1) / turns;
   }

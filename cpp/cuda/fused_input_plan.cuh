@@ -47,7 +47,7 @@ class InputPlanner {
       : p_(p),
         tile_(tile),
         element_(element_bytes(p.dtype)),
-        staging_(later                          ? input_later_bytes(int(element_), tile.pixels / 128, tile.channels / 8)
+        staging_(later                          ? tile.later_bytes
                  : element_ == 4 && tile.stages ? kInputStagingBytes
                                                 : 0),
         most_shared_(shared_bytes - kInputFixedBytes - staging_),

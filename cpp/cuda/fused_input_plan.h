@@ -10,7 +10,8 @@ namespace upfold::cuda {
 struct InputTileSize {
   int pixels, channels, turn;
   InputReads reads;
-  bool stages, later;  // whether floats go through shared memory on their way to x, and whether they may do so later
+  bool stages;      // whether floats go through shared memory on their way to x
+  int later_bytes;  // of shared memory, where they can do so later; else 0
 };
 
 struct InputPlan {
