@@ -26,20 +26,20 @@ GROUPS = (
 )
 
 
-def problem_of(torch: Any, mode: str, case: Any, dtype: str) -> Any:
-    """Describe the problem of a layer and an operator, without data; float32 is rounded to TF32."""
+def operators(torch: Any, case: Any, dtype: Any, layout: Any) -> dict[str, Any]:
+    """Describe the problems of a layer by mode, the forward and both gradients of tensors in that layout, without data."""
     from upfold import execute, modes
 
-    x_shape, w_shape = (case.batch, case.in_channels, *case.in_size), (case.in_channels, case.out_channels // case.groups)
-    x = torch.empty(x_shape, dtype=getattr(torch, dtype), device="meta")
-    w = torch.empty((*w_shape, *case.kernel_size), dtype=x.dtype, device="meta")
-    bias = torch.empty(case.out_channels, dtype=x.dtype, device="meta") if case.bias and mode == "forward" else None
-    problem = execute.describe(x, w, bias, modes.positional(case.geometry))
-    if mode != "forward":
-        out_shape = case.batch, case.out_channels, *problem.out_size[3 - case.ndim :]
-        operands = modes.Operands(x, w, g=torch.empty(out_shape, dtype=x.dtype, device="meta"))
-        problem = modes.describe(mode, operands, case.geometry)
-    return replace(problem, allow_tf32=dtype == "float32")
+    arguments = modes.positional(case.geometry)
+    x_shape, y_shape = (case.batch, case.in_channels, *case.in_size), (case.batch, case.out_channels, *case.out_size)
+    w_shape = case.in_channels, case.out_channels // case.groups, *case.kernel_size
+    x, w, y = (torch.empty(shape, dtype=dtype, device="meta", memory_format=layout) for shape in (x_shape, w_shape, y_shape))
+    bias = torch.empty(case.out_channels, dtype=dtype, device="meta") if case.bias else None
+    return {
+        "forward": execute.describe(x, w, bias, arguments),
+        "grad_input": execute.describe_conv(y, w, tuple(case.in_size), arguments)[0],
+        "grad_weight": execute.describe_conv_transpose_weight(x, y, tuple(case.kernel_size), arguments)[0],
+    }
 
 
 def losses(
@@ -54,7 +54,8 @@ def losses(
 
     found = {}
     for case in cases.by_tier(*tiers):
-        plan = dispatch.plan(problem_of(torch, mode, case, dtype), torch.device("cuda", 0))
+        problem = operators(torch, case, getattr(torch, dtype), torch.contiguous_format)[mode]
+        plan = dispatch.plan(replace(problem, allow_tf32=dtype == "float32"), torch.device("cuda", 0))
         way, timed = f"{plan.algorithm}:{plan.config}", timings.get(case.name, {})
         assert way in timed, f"{way}, which is chosen for {case.name} in {dtype}, {mode}, was not timed; add it to {TIMINGS.name}"
         found[case.name] = timed[way] / min(timed.values())

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import check_choice  # beside this file, which is on the path where it is run as a script
+
 ROOT = Path(__file__).resolve().parent.parent
 MEGABYTES = (256, 24, 1)
 
@@ -54,10 +56,8 @@ def problems(torch: Any, case: Any) -> Any:
     """The three operators of a case in types, precisions and layouts, and gradients that read a turned copy of y's."""
     from dataclasses import replace
 
-    from upfold import execute, modes
     from upfold.problem import pad_strides
 
-    arguments = modes.positional(case.geometry)
     last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(case.ndim)
     kinds = [
         (torch.float32, True),
@@ -67,18 +67,12 @@ def problems(torch: Any, case: Any) -> Any:
         (torch.float64, False),
     ]
     for (dtype, tf32), layout in itertools.product(kinds, [torch.contiguous_format, *([last] if last else [])]):
-        x_shape, y_shape = (case.batch, case.in_channels, *case.in_size), (case.batch, case.out_channels, *case.out_size)
-        w_shape = case.in_channels, case.out_channels // case.groups, *case.kernel_size
-        x, w, y = (torch.empty(shape, dtype=dtype, device="meta", memory_format=layout) for shape in (x_shape, w_shape, y_shape))
-        bias = torch.empty(case.out_channels, dtype=dtype, device="meta") if case.bias else None
-        gradients = (
-            execute.describe_conv(y, w, tuple(case.in_size), arguments)[0],
-            execute.describe_conv_transpose_weight(x, y, tuple(case.kernel_size), arguments)[0],
-        )
-        for operator in (execute.describe(x, w, bias, arguments), *gradients):
+        forward, *gradients = check_choice.operators(torch, case, dtype, layout).values()
+        for operator in (forward, *gradients):
             yield replace(operator, allow_tf32=tf32)
         if last and layout is torch.contiguous_format and dtype.itemsize == 2:
-            strides = pad_strides(y.to(memory_format=last).stride(), y_shape)
+            y = torch.empty((case.batch, case.out_channels, *case.out_size), dtype=dtype, device="meta", memory_format=last)
+            strides = pad_strides(y.stride(), tuple(y.shape))
             yield from (replace(operator, y_strides=strides) for operator in gradients)
 
 
@@ -239,8 +233,6 @@ def main() -> int:
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")
-    import check_choice  # beside this file, which is on the path where it is run as a script
-
     print(check_choice.check(torch))
     return 0
 

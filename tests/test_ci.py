@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from upfold import cases
+from upfold.modes import OPERATORS
+from upfold.problem import Operator
 
 ROOT = Path(__file__).resolve().parent.parent
 CI = ROOT / ".ci"
@@ -28,10 +30,14 @@ WGMMA = '  asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");\n'
 
 
 def loaded(name: str) -> Any:
-    """A script of the checks as a module."""
+    """A script of the checks as a module, which finds those beside it."""
     specification = spec_from_file_location(name, CI / f"{name}.py")
     module = module_from_spec(specification)
-    specification.loader.exec_module(module)
+    sys.path.insert(0, str(CI))
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(CI))
     return module
 
 
@@ -219,17 +225,22 @@ def test_plans_that_cannot_be_are_found(monkeypatch, beyond, seconds, passes):
 @pytest.mark.parametrize(
     "timed, loss", [({"gemm:0": 3.0, "fused:1": 2.0}, 1.5), ({"gemm:0": 3.0}, 1.0), ({"fused:1": 2.0}, None)]
 )
-def test_what_a_choice_loses_is_found(monkeypatch, timed, loss):
-    check_choice = loaded("check_choice")
-    monkeypatch.setattr(
-        import_module("upfold.dispatch"), "plan", lambda problem, device: SimpleNamespace(algorithm="gemm", config=0)
-    )
+@pytest.mark.parametrize("mode", OPERATORS)
+def test_what_a_choice_loses_is_found(monkeypatch, mode, timed, loss):
+    check_choice, planned = loaded("check_choice"), []
+
+    def plan(problem, device):
+        planned.append(problem.operator)
+        return SimpleNamespace(algorithm="gemm", config=0)
+
+    monkeypatch.setattr(import_module("upfold.dispatch"), "plan", plan)
     timings = {case.name: timed for case in cases.by_tier("smoke")}
     if loss is None:
         with pytest.raises(AssertionError, match="was not timed"):
-            check_choice.losses(torch, "bfloat16", ("smoke",), timings)
+            check_choice.losses(torch, "bfloat16", ("smoke",), timings, mode)
         return
-    assert check_choice.losses(torch, "bfloat16", ("smoke",), timings) == dict.fromkeys(timings, loss)
+    assert check_choice.losses(torch, "bfloat16", ("smoke",), timings, mode) == dict.fromkeys(timings, loss)
+    assert set(planned) == {dict(zip(OPERATORS, Operator))[mode]}
 
 
 @pytest.mark.parametrize("lost, passes", [([1.0, 1.02], True), ([1.03, 1.06], False), ([1.0] * 20 + [1.4], False)])
