@@ -317,8 +317,9 @@ class LastCutter : protected LastLayout {
     for (cut.beside = 1; cut.beside <= most; cut.beside *= 2) try_blocks_of(cut, 8 * cut.beside, tile_.product / 8);
   }
   void try_blocks_of(Cut cut, std::int64_t w, std::int64_t least_h) {
+    const std::int64_t most_d = folded_ ? 1 : tile_rows();  // what is a depth of a folded source is one row of a step
     for (std::int64_t h = least_h; w * h <= tile_rows(); h *= 2) {
-      for (std::int64_t d = 1; w * h * d <= tile_rows(); d *= 2) {
+      for (std::int64_t d = 1; w * h * d <= tile_rows() && d <= most_d; d *= 2) {
         cut.box = {d, h, w}, cut.samples = tile_rows() / (w * h * d);
         if (cut.samples <= most_samples_) keep(cut);
       }

@@ -370,13 +370,23 @@ class LastPlanner : LastAlternator {
       tensor.steps[3 - i] = std::int32_t(source_step_[i]);
       tensor.box[3 - i] = std::int32_t((patch[i] - 1) * source_step_[i] + 1);
     }
-    if (!folded_) return;
+    if (folded_) fold(tensor, patch);
+    check_box();
+  }
+  void fold(BoxTensor& tensor, const Triple& patch) {
     const std::int64_t pixel = tensor.strides[0], row = tensor.strides[1], w = p_.stride_w, h = p_.stride_h;
     plan_.job.folded = std::int32_t(pixel / element_);
     const std::int64_t sizes[] = {w * pixel / element_, p_.out_w / w, p_.out_h / h, h};
     std::copy(sizes, sizes + 4, tensor.sizes);
     tensor.strides[0] = w * pixel, tensor.strides[1] = h * row, tensor.strides[2] = row;
     tensor.box[1] = std::int32_t(patch[2]), tensor.box[2] = std::int32_t(patch[1]), tensor.box[3] = 1;
+  }
+  // A block waits for the bytes that it expects: of other ones for ever.
+  void check_box() const {
+    std::int64_t bytes = element_;
+    for (int i = 0; i < 5; ++i) bytes *= ceil_div(std::int64_t(plan_.source.box[i]), std::int64_t(plan_.source.steps[i]));
+    require(bytes == plan_.job.box_bytes, "a box of the source has ", bytes, " bytes where ", plan_.job.box_bytes,
+            " are awaited");
   }
 };
 

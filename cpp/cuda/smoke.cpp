@@ -15,8 +15,10 @@
 #include <cstring>
 #include <ctime>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "../error.h"
 #include "api.h"
 #include "fused_api.h"
 #include "fused_weight.h"
@@ -123,19 +125,21 @@ void products(const Problem& p, Body body) {
   });
 }
 
-void tell(std::FILE* to, const char* name, const Problem& p, const char* what) {
-  std::fprintf(
-      to,
-      "%s of operator %d, type %d: %s; batch %lld, channels %lld -> %lld, groups %lld, in %lldx%lldx%lld, out %lldx%lldx%lld\n",
-      name, int(p.op), int(p.dtype), what, (long long)p.batch, (long long)p.in_channels, (long long)p.out_channels,
-      (long long)p.groups, (long long)p.in_d, (long long)p.in_h, (long long)p.in_w, (long long)p.out_d, (long long)p.out_h,
-      (long long)p.out_w);
+void tell(std::FILE* to, const std::string& name, const Problem& p, const char* what) {
+  const auto size = [](std::int64_t d, std::int64_t h, std::int64_t w) { return concat(d, "x", h, "x", w); };
+  const std::string text =
+      concat(name, " of operator ", int(p.op), ", type ", int(p.dtype), ": ", what, "; batch ", p.batch, ", channels ",
+             p.in_channels, " -> ", p.out_channels, ", groups ", p.groups, ", in ", size(p.in_d, p.in_h, p.in_w), ", out ",
+             size(p.out_d, p.out_h, p.out_w), ", kernel ", size(p.kernel_d, p.kernel_h, p.kernel_w), ", stride ",
+             size(p.stride_d, p.stride_h, p.stride_w), ", padding ", size(p.pad_d, p.pad_h, p.pad_w), ", dilation ",
+             size(p.dilation_d, p.dilation_h, p.dilation_w), ", channels are ", p.x.c, ", ", p.w.c, " and ", p.y.c, " apart\n");
+  std::fputs(text.c_str(), to);
 }
 
 // Runs `call` on fresh buffers and compares the operand that the operator writes with loops on the host, bit for bit: sums of
 // products of -1, 0 and 1 are exact.
 template <typename Function>
-void compare(const char* name, const Problem& p, bool has_bias, Random& random, std::int64_t workspace_bytes, Tally& tally,
+void compare(const std::string& name, const Problem& p, bool has_bias, Random& random, std::int64_t workspace_bytes, Tally& tally,
              Function call) {
   const std::int64_t counts[3] = {p.batch * p.in_channels * in_pixels(p),
                                   p.in_channels * out_channels_per_group(p) * kernel_taps(p),
@@ -167,7 +171,7 @@ void compare(const char* name, const Problem& p, bool has_bias, Random& random, 
   }
   if (tally.tells) tell(stderr, name, p, "begins");
   call(x.data(), w.data(), has_bias ? b.data() : nullptr, y.data(), workspace.data());
-  check(cudaDeviceSynchronize(), name);
+  check(cudaDeviceSynchronize(), name.c_str());
   const std::vector<float> got = buffers[written]->download();
   const bool same = got == expected;
   const bool held = x.guards_hold() && w.guards_hold() && y.guards_hold() && b.guards_hold() && workspace.guards_hold();
@@ -183,7 +187,7 @@ void run_fused_input(const Problem& p, Random& random, Tally& tally) {
     const std::int64_t alignment = pick(random, {4, 16});  // of a buffer, and less
     if (!fused_input_fits(0, p, config, alignment)) continue;
     const FusedInputCall fused(0, p, config, alignment);
-    compare("fused_input", p, false, random, fused.workspace_bytes(), tally,
+    compare(concat("fused_input ", config), p, false, random, fused.workspace_bytes(), tally,
             [&](void* x, void* w, void*, void* y, void* space) { fused.run({y, w, x, space}, 0); });
   }
 }
@@ -195,7 +199,7 @@ void run_fused_last(const Problem& p, bool has_bias, Random& random, Tally& tall
     if (!fused_last_fits(0, p, config, alignment) || pick(random, {0, 1, 2}) != 0) continue;
     const FusedLastCall fused(0, p, config, alignment, cap);
     compare(
-        "fused_last", p, has_bias, random, fused.workspace_bytes(), tally,
+        concat("fused_last ", config), p, has_bias, random, fused.workspace_bytes(), tally,
         [&](void* x, void* w, void* b, void* y, void* space) { fused.run({forward ? x : y, w, b, forward ? y : x, space}, 0); });
   }
 }
@@ -207,7 +211,7 @@ void run_aligned(const char* name, const std::vector<int>& tiles, const Fits& fi
   for (int config = 0; config < int(tiles.size()); ++config) {
     if (!fits(0, p, config, 16)) continue;
     const Call fused(0, p, config, 16);
-    compare(name, p, has_bias, random, 0, tally,
+    compare(concat(name, " ", config), p, has_bias, random, 0, tally,
             [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
   }
 }
@@ -222,7 +226,7 @@ void run_fused_units(const Problem& p, bool has_bias, Random& random, Tally& tal
   for (int config = 0; config < int(fused_units_tiles().size()); ++config) {
     if (!fused_units_fits(0, p, config)) continue;
     const FusedUnitsCall fused(0, p, config);
-    compare("fused_units", p, has_bias, random, 0, tally,
+    compare(concat("fused_units ", config), p, has_bias, random, 0, tally,
             [&](void* x, void* w, void* b, void* y, void*) { fused.run({x, w, b, y, nullptr}, 0); });
   }
 }
@@ -233,7 +237,7 @@ void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally
     const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16}), cap = pick(random, {64 << 20, 1 << 20});
     const FusedWeightCall fused(0, p, config, alignment, cap);
     if (fused.workspace_bytes() < 0 || pick(random, {0, 1, 2}) != 0) continue;
-    compare("fused", p, false, random, fused.workspace_bytes(), tally,
+    compare(concat("fused ", config), p, false, random, fused.workspace_bytes(), tally,
             [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, 0); });
   }
 }
@@ -243,7 +247,7 @@ void run_fused_weight_last(const Problem& p, Random& random, Tally& tally) {
     const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16}), cap = pick(random, {64 << 20, 2 << 20});
     const FusedWeightLastCall fused(0, p, config, alignment, cap);
     if (fused.workspace_bytes() < 0 || pick(random, {0, 1, 2}) != 0) continue;
-    compare("fused_weight_last", p, false, random, fused.workspace_bytes(), tally,
+    compare(concat("fused_weight_last ", config), p, false, random, fused.workspace_bytes(), tally,
             [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, 0); });
   }
 }
@@ -268,12 +272,12 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;
     for (int config = 0; config < int(direct_tiles().size()); ++config) {
       if (!direct_fits(p, config)) continue;
-      compare("direct", p, has_bias, random, direct_workspace_bytes(p, config), tally,
+      compare(concat("direct ", config), p, has_bias, random, direct_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
     }
     for (int config = 0; config < 2; ++config) {
       if (!depthwise_fits(p, config)) continue;
-      compare("depthwise", p, has_bias, random, depthwise_workspace_bytes(p, config), tally,
+      compare(concat("depthwise ", config), p, has_bias, random, depthwise_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { depthwise(launch, p, {x, w, b, y, space}, config); });
     }
     const std::vector<FusedTileSize> tiles = fused_tiles();
@@ -283,11 +287,11 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
       if (!fused_fits(0, p, config, alignment, exact) || pick(random, {0, 1, 2}) != 0) continue;
       if (small && (tiles[std::size_t(config)].products > 0 || tiles[std::size_t(config)].pixels)) continue;
       const FusedCall fused(0, p, config, alignment, std::int64_t(256) << 20, exact);
-      compare("fused", p, has_bias, random, fused.workspace_bytes(), tally,
+      compare(concat("fused ", config), p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, launch.stream); });
       const std::int64_t packed = fused.packed_bytes();
       if (packed == 0) continue;
-      compare("fused, packed apart", p, has_bias, random, fused.workspace_bytes(), tally,
+      compare(concat("fused ", config, ", packed apart"), p, has_bias, random, fused.workspace_bytes(), tally,
               [&](void* x, void* w, void* b, void* y, void* space) {
                 fused.pack(w, space, launch.stream);
                 fused.run({x, w, b, y, static_cast<char*>(space) + packed, space}, launch.stream);

@@ -12,7 +12,7 @@ import upfold
 from gpu import missing
 from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
 from upfold import cases, execute, modes
-from upfold.algorithms import REGISTRY, fused_columns, fused_last
+from upfold.algorithms import REGISTRY, cuda, fused_columns, fused_last
 from upfold.dispatch import use_config
 
 reason = missing()
@@ -186,3 +186,32 @@ def test_a_source_beyond_the_cap_is_packed_in_parts(megabytes, dtype, device):
             assert FUSED.workspace_bytes(problem, config, device) <= problem.workspace_cap
             with use_config(config):
                 assert_exact(ours((x, w, b), case.geometry, "fused"), want)
+
+
+# Gradients whose strides divide the result: a step of it is a pixel of more channels.
+FOLDED = {
+    "1d": dataclasses.replace(cases.find("hifigan-512-256@64"), batch=5, in_channels=72, out_channels=64, in_size=(5,)),
+    "2d": dataclasses.replace(cases.find("dcgan-256-128@8"), batch=5, in_channels=72, out_channels=64, in_size=(5, 3)),
+}
+
+
+@TYPES
+@pytest.mark.parametrize("megabytes", [0, 1])
+@pytest.mark.parametrize("name", FOLDED)
+def test_tiles_of_one_small_sample_are_exact(name, megabytes, dtype, device):
+    """Below the smallest cap samples are packed one by one, so that a tile has more positions than there are."""
+    case = FOLDED[name]
+    x, w, _ = case.tensors(dtype, device, exact=True, bias=False)
+    g = exact_like((case.batch, case.out_channels, *case.out_size), case.out_channels * w[0, 0].numel(), dtype).to(device)
+    size, module, index = tuple(x.shape[2:]), cuda.module(), cuda.index(device)
+    problem = execute.describe_conv(g, w, size, modes.positional(case.geometry))[0]
+    want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
+    tiles = [tile for tile in range(len(module.fused_last_tiles())) if module.fused_last_fits(index, problem.cuda, tile, 16)]
+    for tile in tiles:
+        call = module.FusedLastCall(index, problem.cuda, tile, 16, megabytes << 20)
+        scratch = torch.empty(call.workspace_bytes, dtype=torch.uint8, device=device)
+        got = torch.full_like(x, torch.nan)
+        addresses = (g.data_ptr(), w.data_ptr(), 0, got.data_ptr(), scratch.data_ptr())
+        call.enqueue(*addresses, torch.cuda.current_stream(device).cuda_stream)
+        assert_exact(got, want, f"tile {tile}")
+    assert tiles or torch.cuda.get_device_capability(device)[0] != 9
