@@ -25,7 +25,7 @@ constexpr FusedWeightTileSize size_of() {
 }
 template <typename Tile>
 constexpr FusedWeightTileSize size_of_boxes() {
-  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, 0, Tile::kThreads, true, kWeightHasSharing<Tile>};
+  return {Tile::kTaps, Tile::kWarps, Tile::kChannels, Tile::kBlocks, 0, Tile::kThreads, true, kWeightIsWide<Tile>};
 }
 constexpr FusedWeightTileSize kTiles[] = {
 #define UPFOLD_TILE(index, kReads, Value, ...) size_of<FusedWeightTile<__VA_ARGS__>>(),
@@ -83,8 +83,14 @@ FusedWeightWork FusedWeightCall::work() const {
   const FusedWeightJob& job = plan_->job;
   const std::int64_t packed = 16 * (std::int64_t(plan_->x_pack.vectors) + plan_->y_pack.vectors);
   if (plan_->boxes.width > 0)
-    return {std::int64_t(plan_->blocks), job.length, job.products, plan_->engine_cycles, packed, plan_->planes_bytes,
-            std::int64_t(plan_->sharers)};
+    return {std::int64_t(plan_->blocks),
+            job.length,
+            job.products,
+            plan_->engine_cycles,
+            packed,
+            plan_->planes_bytes,
+            std::int64_t(plan_->sharers),
+            plan_->boxes.tap_row > 0};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
   return {std::int64_t(plan_->blocks),
@@ -93,7 +99,8 @@ FusedWeightWork FusedWeightCall::work() const {
           copies(std::int64_t(job.x_pieces) * kTiles[config_].channels, job.x_grain) + copies(rows * job.y_pieces, job.y_grain),
           0,
           plan_->planes_bytes,
-          1};
+          1,
+          false};
 }
 
 std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.parts : 0; }

@@ -7,19 +7,20 @@
 namespace upfold::cuda {
 
 // A tile choice: neighbouring taps of a warp, warps that multiply, input channels of a block, blocks of a multiprocessor; threads
-// that copy a stage, and all of a block; whether the copy engine brings its operands instead, in boxes, and whether there is a
-// kernel of which two blocks share y.
+// that copy a stage, and all of a block; whether the copy engine brings its operands instead, in boxes, and whether there are
+// kernels of which two blocks share y, and that cut its rows (fused_weight_boxes.cuh).
 struct FusedWeightTileSize {
   int taps, warps, channels, blocks, copiers, threads;
-  bool boxes, shares;
+  bool boxes, wide;
 };
 std::vector<FusedWeightTileSize> fused_weight_tiles();
 
 // What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
 // takes, one of two bytes counted as four of more, or where they come in boxes the cycles that these take; bytes of x and y that
-// are packed first, and that are copied as planes ahead of that; blocks that share y, one or two.
+// are packed first, and that are copied as planes ahead of that; blocks that share y, one or two; whether maps are one row.
 struct FusedWeightWork {
   std::int64_t blocks, steps, products, copies, packed, planes, sharers;
+  bool merged;
 };
 struct FusedWeightPlan;
 

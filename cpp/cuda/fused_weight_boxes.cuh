@@ -4,6 +4,11 @@
 // plane is one, [output channel][column], from the first pixel's first column on. Boxes end in zeros outside x and y, and float32
 // is rounded to TF32 on the way, so that the warps that multiply have nothing else to do. One warp begins all copies.
 //
+// Boxes begin at multiples of 16 bytes, and rows of y need not. Where those that a row of x meets are whole vectors together they
+// are *joined*: one row to the copy engine, in which a box begins up to a vector early. Where rows of x are a vector or two, maps
+// are *merged*: one row of y, and one of x with zeros behind each of its rows, so that a piece is some rows and all taps of the
+// height read one box. Either way pixels that there are none of meet columns of the next row, which are cut (kCuts).
+//
 // Where kernel and stride are equal a block's rows are every element of y once, and their products with ones the sums of its
 // channels: the gradient of the bias (kSums, of 16-bit values, whose products with ones are exact).
 #pragma once
@@ -25,16 +30,21 @@ struct FusedWeightBoxTile {
   static constexpr int kThreads = 32 * kWarps + (kSharesRegisters ? 128 : 32);
   static constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
   static_assert(!kSharesRegisters || kWarpgroups_ == 2, "what a launch gives, shared out anew");
-  static constexpr bool kShares = false;
+  static constexpr bool kShares = false, kCuts = false;
 };
 // The same, where two blocks of a cluster, neighbouring tiles of input channels, share y: each has half of it copied to both.
 template <typename Tile>
 struct FusedWeightSharing : Tile {
   static constexpr bool kShares = true;
 };
-// Those of most channels, whose y is most of what a block reads.
+// The same, where columns behind a row of y are those of the next one: x has zeros there, which would make a NaN of a NaN.
 template <typename Tile>
-constexpr bool kWeightHasSharing = Tile::kChannels >= 128;
+struct FusedWeightCutting : Tile {
+  static constexpr bool kCuts = true;
+};
+// Those of most channels, which there are both of: y is most of what their blocks read.
+template <typename Tile>
+constexpr bool kWeightIsWide = Tile::kChannels >= 128;
 
 // Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
 struct FusedWeightBoxes {
@@ -42,6 +52,13 @@ struct FusedWeightBoxes {
   std::uint64_t x_layout;               // the descriptor of x in a stage, without its address
   std::int32_t width, box_width;        // pixels of a piece, of a box
   std::int32_t row;                     // pixels of a row of x where its rows are one run of pixels, else 0
+  // Where the rows of y that a row of x meets are one to the copy engine (joined), elements from that of a tap of the height to
+  // that of the next one, else 0; the same where maps are (merged), whose taps of the height are units of one plane.
+  std::int32_t y_row, tap_row;
+  Divisor row_units;     // units of a row of taps
+  std::int32_t y_piece;  // elements of y from piece to piece of a row
+  // Where rows are cut: pixels after which their number begins anew, and from a product's first vector to its second.
+  std::int32_t row_pixels, second_pixel;
   std::int32_t piece_products, box_products;
   std::int32_t box_channels;
   std::int32_t x_box, x_bytes, y_box, y_bytes;  // bytes of a box; from the same pixels' first to the next, from piece to piece
@@ -82,6 +99,12 @@ struct FusedWeightBoxBlock {
   FusedWeightBoxBarriers& barriers;
   FusedWeightOnes* ones;  // where kSums
 
+  static constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize, kLanePixels = kSize == 2 ? 2 : 1;
+  // Elements from a box's first column to that of its first pixel and tap, of a tap of the height.
+  __device__ __forceinline__ std::int32_t shift_of(std::int32_t kh) const {
+    return boxes.y_row > 0 ? kh * boxes.y_row % kVector : job.shift / kSize;
+  }
+
   // The output channel of a lane's first row: where pairs of words are read, half a warp at a time, the rows of a half are two
   // apart, so that they lie in different banks at a distance of four words modulo 32.
   static __device__ __forceinline__ std::int32_t own_row() {
@@ -92,11 +115,15 @@ struct FusedWeightBoxBlock {
   __device__ __forceinline__ std::int32_t own_column() const {
     const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
     std::uint32_t plane = std::uint32_t(unit);
-    std::int32_t tap = std::int32_t(take(job.tap_units, plane)) * Tile::kTaps;
+    std::uint32_t row_of_taps = take(job.tap_units, plane);
+    std::int32_t tap = std::int32_t(take(boxes.row_units, row_of_taps)) * Tile::kTaps * job.dilation[2];
+    tap += std::int32_t(row_of_taps) * boxes.tap_row;
     std::int32_t in_block = std::int32_t(plane) - place.first_plane;
     if (unit >= job.units) in_block = 0, tap = 0;  // nothing is kept of it
-    return job.y_at + job.shift + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
-           (lane % 4 * job.stride[2] * (sizeof(Value) == 2 ? 2 : 1) + tap * job.dilation[2]) * std::int32_t(sizeof(Value));
+    std::uint32_t kd = take(job.row_taps, plane);
+    const std::int32_t shift = shift_of(std::int32_t(take(job.kernel_h, kd)));
+    return job.y_at + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
+           (shift + lane % 4 * job.stride[2] * kLanePixels + tap) * kSize;
   }
 
   __device__ __forceinline__ void make_barriers() const {
@@ -144,8 +171,7 @@ struct FusedWeightBoxBlock {
   // end behind its row, where y has no columns: zeros. Beyond the last piece lies no sample: zeros.
   __device__ __forceinline__ void copy(std::uint32_t stage, std::uint32_t in_step, std::uint32_t piece, std::uint32_t which,
                                        std::uint32_t full) const {
-    constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize;
-    const std::int32_t pixel = std::int32_t(take(job.chunks, piece)) * boxes.width;
+    const std::int32_t chunk = std::int32_t(take(job.chunks, piece)), pixel = chunk * boxes.width;
     const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
     const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel,
                        early = boxes.row > 0 ? in_run % kVector : 0;
@@ -163,9 +189,9 @@ struct FusedWeightBoxBlock {
     const std::int32_t kh = std::int32_t(take(job.kernel_h, kd));
     const std::int32_t channel = std::int32_t(place.group) * job.out_channels + std::int32_t(sixteen) * kPlaneChannels;
     const std::uint32_t to = stage + job.y_at + (which * job.rows.value + in_step) * boxes.y_bytes;
-    const std::int32_t at[5] = {(pixel - early) * job.stride[2] - job.pad[2] - job.shift / kSize, channel,
-                                ih * job.stride[1] - job.pad[1] + kh * job.dilation[1],
-                                id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample};
+    const std::int32_t row = boxes.y_row > 0 ? ih : ih * job.stride[1] - job.pad[1] + kh * job.dilation[1];
+    const std::int32_t at[5] = {kh * boxes.y_row + chunk * boxes.y_piece - early * job.stride[2] - job.pad[2] - shift_of(kh),
+                                channel, row, id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample};
     if constexpr (Tile::kShares) {
       copy_box_to_blocks(to, y, at, full, 3);
     } else {
@@ -211,6 +237,19 @@ struct FusedWeightBoxBlock {
     read_word<Value, Tile, kReads, 3>(job, second + below, rows);
   }
 
+  // Leaves of a product's rows what pixels of x there are for; `pixel` is its first one, in its row.
+  __device__ __forceinline__ void cut_rows(Rows& rows, std::int32_t pixel) const {
+    const std::int32_t left = job.in_w - pixel - std::int32_t(threadIdx.x % 4) * kLanePixels;
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kTaps; ++i) {
+      const std::int32_t live = i % 4 < 2 ? left : left - boxes.second_pixel;
+      rows[i / 4][i % 4] &= live >= kLanePixels ? ~0u : live > 0 ? 0xffffu : 0u;
+    }
+  }
+  __device__ __forceinline__ std::int32_t next_pixel(std::int32_t pixel) const {
+    return pixel + 2 * kVector == boxes.row_pixels ? 0 : pixel + 2 * kVector;
+  }
+
   // Where the rows of a product and their pixels of x lie.
   struct Cursor {
     std::int32_t y;   // bytes from the first stage
@@ -242,6 +281,9 @@ struct FusedWeightBoxBlock {
     const std::uint32_t first = std::uint32_t(boxes.x_layout) + in_descriptor(shared_address(memory)),
                         layout = boxes.x_layout >> 32;
     FusedWeightRing ring{0, 0};
+    std::uint32_t piece = place.begin * job.rows.value;
+    // Where rows are cut, of the product whose rows are there.
+    std::int32_t pixel = Tile::kCuts ? std::int32_t(take(job.chunks, piece)) * boxes.width % boxes.row_pixels : 0;
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
       barrier_wait(shared_address(&barriers.full[ring.at]), std::uint32_t(ring.parity));
@@ -250,6 +292,7 @@ struct FusedWeightBoxBlock {
       std::uint32_t x_own = at.x;
       Rows rows;
       read(rows, at.y);
+      if constexpr (Tile::kCuts) cut_rows(rows, pixel);
       advance(products - 2, at);
 #pragma unroll 1
       for (std::int32_t left = products; left > 0; --left) {
@@ -262,6 +305,7 @@ struct FusedWeightBoxBlock {
         keep_rows<Tile>(rows);
 #pragma unroll
         for (int i = 0; i < 4 * Tile::kTaps; ++i) rows[i / 4][i % 4] = next[i / 4][i % 4];
+        if constexpr (Tile::kCuts) pixel = next_pixel(pixel), cut_rows(rows, pixel);
       }
       release(barriers.empty[ring.at]);
     }

@@ -27,28 +27,11 @@ struct BoxCut : WeightCut {
 class BoxPlanner : public WeightPlanner {
  public:
   BoxPlanner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t alignment)
-      : WeightPlanner(p, tile, 16), aligned_(alignment >= 16) {
-    const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
-    reads_ = size_ == 2 ? half_reads() : pairs ? kPairs : kAny;
-  }
+      : WeightPlanner(p, tile, 16), aligned_(alignment >= 16) {}
 
-  // The boxes, pieces and steps that take least time.
+  // The boxes, pieces and steps that take least time, of maps as one row where they can be.
   bool cut(const SharedMemory& shared) {
-    if (!aligned_ || !boxes_fit()) return false;
-    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
-    const std::int64_t all = ceil_div(p_.in_w + early_, vector_);
-    double best = -1;
-    for (std::int64_t vectors = 8; vectors >= 1; vectors /= 2) {
-      const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
-      for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
-        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 0};
-        const std::int64_t least = least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
-        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
-          choose_pieces(cut, planned, best);
-        }
-      }
-    }
-    if (best < 0) return false;
+    if (!aligned_ || !((merge() && choose()) || (describe() && choose()))) return false;
     cut_ = best_, pitch_ = best_.pitch, x_bytes_ = x_bytes(best_), stage_bytes_ = stage_bytes(best_);
     const std::int64_t allowed =
         std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
@@ -60,11 +43,14 @@ class BoxPlanner : public WeightPlanner {
     FusedWeightPlan plan = WeightPlanner::plan();
     plan.boxes = boxes();
     const std::int64_t y_read = length_ * planes_ * best_.rows * kPlaneChannels * pitch_;  // bytes, of a block
-    plan.sharers = tile_.shares && channel_tiles_ % 2 == 0 && y_read >= kLeastSharedBytes ? 2 : 1;
+    plan.sharers = tile_.wide && channel_tiles_ % 2 == 0 && y_read >= kLeastSharedBytes ? 2 : 1;
     plan.engine_cycles = std::int64_t(engine_cycles(best_) / double(tile_.blocks * cut_.chunks) * double(cut_.rows));
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
-    const std::int64_t x_runs[] = {p_.in_w * p_.in_h, 1, p_.in_d};
-    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 ? x_runs : x_size), plan.y = tensor(p_.y, p_.out_channels, y_size);
+    const std::int64_t x_runs[] = {(merges_ ? row_pixels() : p_.in_w) * p_.in_h, 1, p_.in_d};
+    const std::int64_t y_runs[] = {p_.out_w * p_.out_h, 1, p_.out_d}, y_rows_of_x[] = {joined_columns(), p_.in_h, p_.out_d};
+    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 || merges_ ? x_runs : x_size);
+    plan.y = tensor(joins_y_ ? joined_strides() : p_.y, p_.out_channels, merges_ ? y_runs : joins_y_ ? y_rows_of_x : y_size);
+    plan.cuts = joins_y_ || (merges_ && p_.in_w < row_pixels());
     if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
     plan.x.box[0] = plan.boxes.box_width, plan.x.box[1] = plan.boxes.box_channels;
     plan.x.swizzle = std::int32_t(16 * best_.box_vectors);
@@ -92,6 +78,8 @@ class BoxPlanner : public WeightPlanner {
   // Pixels of a row of a run, and how many of them a box may begin early; whether operands are packed.
   std::int64_t row_ = 0, early_ = 0;
   bool packs_x_ = false, packs_y_ = false;
+  // Whether the rows of y that a row of x meets are one row; whether maps of both are, of x with zeros behind its rows.
+  bool joins_y_ = false, merges_ = false;
 
   std::int64_t y_rows() const { return std::min(out_channels_per_group(p_), kPlaneRows); }
   std::int64_t x_bytes(const BoxCut& cut) const { return 2 * cut.products() * 16 * tile_.channels; }
@@ -108,6 +96,33 @@ class BoxPlanner : public WeightPlanner {
     for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)})
       if (a.kernel != a.stride || a.pad != 0 || a.out != a.in * a.stride || (a.kernel > 1 && a.dilation != 1)) return false;
     return true;
+  }
+
+  bool choose() {
+    const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
+    reads_ = size_ == 2 ? half_reads() : pairs ? kPairs : kAny;
+    if (merges_) shift_ = 0;  // of taps of the height, whose boxes begin at vectors
+    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
+    const std::int64_t all = merges_ ? p_.in_h * row_pixels() / vector_ : ceil_div(p_.in_w + early_, vector_);
+    double best = -1;
+    for (std::int64_t vectors = 8; vectors >= (joins_y_ || merges_ ? 2 : 1); vectors /= 2) {
+      const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
+      for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
+        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 0};
+        const std::int64_t least = box_pitch(cut);
+        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
+          choose_pieces(cut, planned, best);
+        }
+      }
+    }
+    return best >= 0;
+  }
+  std::int64_t box_pitch(const BoxCut& cut) const {
+    if (!merges_) return least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
+    const std::int64_t rows = cut.row_vectors * vector_ / row_pixels();
+    const std::int64_t columns = (rows - 1) * map_row() + (p_.kernel_h - 1) * y_row() + (row_pixels() - 1) * w_.stride +
+                                 tap_units_ * tile_.taps * w_.dilation + 8 / size_;
+    return ceil_div(columns * size_, std::int64_t(16)) * 16;
   }
 
   void choose_pieces(BoxCut cut, std::int64_t planned, double& best) {
@@ -128,6 +143,7 @@ class BoxPlanner : public WeightPlanner {
 
   // Vectors of y outside it that the boxes of a row of x have, in each row of a box.
   std::int64_t vectors_outside(const BoxCut& cut) const {
+    if (joins_y_ || merges_) return 0;
     const std::int64_t step = cut.row_vectors * vector_ * w_.stride, columns = cut.pitch / size_, begin = -w_.pad - shift_;
     std::int64_t outside = 0;
     for (std::int64_t i = 0; i < cut.chunks && begin + i * step < 0; ++i) outside += std::min(columns, -(begin + i * step));
@@ -139,7 +155,8 @@ class BoxPlanner : public WeightPlanner {
   // time for each row of a box,
   double engine_cycles(const BoxCut& cut) const {
     const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors);
-    const double outside = row_ > 0 ? 0 : vectors - double(ceil_div(p_.in_w, vector_));
+    const double inside = merges_ ? double(p_.in_h * row_pixels() / vector_) : double(ceil_div(p_.in_w, vector_));
+    const double outside = row_ > 0 ? 0 : vectors - inside;
     const double x = vectors / double(cut.box_vectors) * kRowCycles + vectors * kVectorCycles + outside * kOutsideCycles;
     const double y =
         chunks * (kRowCycles + double(cut.pitch) / 16 * kVectorCycles) + double(vectors_outside(cut)) * kOutsideCycles;
@@ -156,7 +173,7 @@ class BoxPlanner : public WeightPlanner {
     return std::max({engine_cycles(cut), vectors / 2 * kProductCycles * sums(), accesses});
   }
   double x_rows() const { return double(std::min<std::int64_t>(tile_.channels, in_channels_per_group(p_))); }
-  double planes_rows() const { return double(std::min(planes_, units_ / tap_units_) * y_rows()); }
+  double planes_rows() const { return double(std::min(planes_, units_ / plane_units_) * y_rows()); }
 
   // Whether a tensor's rows begin at multiples of 16 bytes, or, without `rows`, its maps. Rows that lie on one another are
   // packed.
@@ -176,14 +193,59 @@ class BoxPlanner : public WeightPlanner {
                         fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
     return inside && is_run && p_.in_w * w_.stride % vector_ == 0;
   }
+  // Elements from the row of a tap of the height to that of the next one.
+  std::int64_t y_row() const { return p_.dilation_h * p_.y.h; }
+  std::int64_t joined_columns() const { return (p_.kernel_h - 1) * y_row() + p_.out_w; }
+  Strides joined_strides() const {
+    Strides s = p_.y;
+    s.h *= p_.stride_h;
+    return s;
+  }
+  // Whether all rows of y that a row of x meets are one row of whole vectors; columns ahead of a row would be those of the one
+  // before. Products end with their pieces, not within one.
+  bool can_join_y() const {
+    if (!tile_.wide || w_.pad != 0 || p_.pad_h != 0 || p_.in_w <= vector_ || p_.y.h < p_.out_w) return false;
+    if (p_.kernel_h * p_.dilation_h > kMostCount / p_.y.h) return false;
+    return fits(joined_strides(), p_.out_channels, {p_.out_w, p_.in_h, p_.out_d}, true);
+  }
+
+  // Of maps as one row: pixels of a row of x, in whole vectors; columns of y that it meets.
+  std::int64_t row_pixels() const { return ceil_div(p_.in_w, vector_) * vector_; }
+  std::int64_t map_row() const { return p_.stride_h * p_.out_w; }
+  // Whether maps of y, whose rows follow one another, are rows of whole vectors, and rows of x one vector or two, so that what a
+  // product reads is as far from the one before everywhere. Behind the last row of x, where it has zeros, there is no row of y.
+  bool can_merge() const {
+    const std::int64_t most = w_.in * w_.stride + p_.in_h * p_.stride_h;
+    if (w_.pad != 0 || p_.pad_h != 0 || p_.in_h == 1 || p_.in_w > 2 * vector_ || most > kMostCount / p_.out_w) return false;
+    if ((p_.in_w < row_pixels() && !tile_.wide) || p_.y.h != p_.out_w || p_.out_h > p_.in_h * p_.stride_h) return false;
+    return map_row() % vector_ == 0 && fits(p_.y, p_.out_channels, {p_.out_w * p_.out_h, 1, p_.out_d}, false);
+  }
+  bool merge() {
+    if (!can_merge()) return false;
+    merges_ = true, number_planes(true);
+    set_shift();
+    const bool x_fits =
+        p_.in_w == row_pixels() && p_.x.h == p_.in_w && fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
+    return pack_first(!x_fits, false);
+  }
+
   // Whether boxes can be described, of the operands or of what is packed of them.
-  bool boxes_fit() {
+  bool describe() {
+    merges_ = false, number_planes(false);
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
-    const bool x_fits = fits(p_.x, p_.in_channels, x_size, true);
-    row_ = !x_fits && rows_are_a_run() ? p_.in_w : 0;
+    const bool x_fits = fits(p_.x, p_.in_channels, x_size, true), y_fits = fits(p_.y, p_.out_channels, y_size, true);
+    joins_y_ = !y_fits && can_join_y();
+    if (joins_y_) set_shift();
+    row_ = !x_fits && !joins_y_ && rows_are_a_run() ? p_.in_w : 0;
     early_ = row_ == 0 ? 0 : vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.in_w & -p_.in_w)));
-    packs_x_ = !x_fits && row_ == 0, packs_y_ = !fits(p_.y, p_.out_channels, y_size, true);
-    const std::int64_t x_vectors = packed_vectors(p_.in_channels, x_size), y_vectors = packed_vectors(p_.out_channels, y_size);
+    return pack_first(!x_fits && row_ == 0, !y_fits && !joins_y_);
+  }
+  // Taps of the height begin within a vector: the most columns from its first, which are halves of vectors for all or for none.
+  void set_shift() { shift_ = y_row() % vector_ == 0 ? 0 : y_row() % (vector_ / 2) == 0 ? vector_ / 2 : vector_ - 1; }
+  bool pack_first(bool x, bool y) {
+    packs_x_ = x, packs_y_ = y;
+    const std::int64_t x_vectors = packed_vectors(p_.in_channels, {p_.in_w, p_.in_h, p_.in_d}),
+                       y_vectors = packed_vectors(p_.out_channels, {p_.out_w, p_.out_h, p_.out_d});
     if ((packs_x_ && x_vectors > kMostCount) || (packs_y_ && y_vectors > kMostCount)) return false;
     packed_bytes_ = 16 * ((packs_x_ ? x_vectors : 0) + (packs_y_ ? y_vectors : 0));
     return true;
@@ -203,14 +265,21 @@ class BoxPlanner : public WeightPlanner {
     b.piece_copies = make_divisor(planes_ + boxes * b.channel_boxes.value);
     b.x_box = std::int32_t(16 * vectors * b.box_channels), b.x_bytes = std::int32_t(16 * vectors * channels);
     b.y_box = std::int32_t(y_rows() * pitch_), b.y_bytes = std::int32_t(kPlaneChannels * pitch_);
-    const std::int64_t vector = 16 * w_.stride, turn = vectors == 1 ? 2 : 1;  // pieces
-    b.y_next = std::int32_t(2 * vector), b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
+    // From vector to vector of y's pixels; pieces of a product.
+    const std::int64_t next_row = map_row() * size_, row_vectors = row_pixels() / vector_;
+    const std::int64_t vector = merges_ && row_vectors == 1 ? next_row : 16 * w_.stride, turn = vectors == 1 ? 2 : 1;
+    b.y_next = std::int32_t(merges_ && row_vectors == 2 ? next_row : 2 * vector),
+    b.y_turn = std::int32_t(turn * b.y_bytes - (b.piece_products - 1) * b.y_next);
     b.x_next = 2, b.x_turn = std::int32_t(turn * b.x_bytes / 16 - (b.box_products - 1) * b.x_next);
     b.second = std::int32_t(vectors == 1 ? b.y_bytes : vector);
     // The kind of swizzle, the distances of groups of eight rows and, without one, of the vectors of the reduction.
     const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
     b.x_layout = kind << 62 | std::uint64_t(8 * vectors) << 32 | std::uint64_t(vectors == 1 ? channels : 1) << 16;
-    b.row = std::int32_t(row_);
+    b.row = std::int32_t(row_), b.y_row = joins_y_ ? std::int32_t(y_row()) : 0;
+    b.tap_row = merges_ ? std::int32_t(y_row()) : 0, b.row_units = make_divisor(tap_units_);
+    b.y_piece = std::int32_t(merges_ ? b.width / row_pixels() * map_row() : b.width * w_.stride);
+    b.row_pixels = std::int32_t(merges_ ? 2 * vector_ : cut_.chunks * b.width);
+    b.second_pixel = std::int32_t(merges_ && row_vectors == 1 ? 0 : vector_);
     return b;
   }
 

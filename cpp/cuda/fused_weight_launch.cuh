@@ -58,6 +58,7 @@ struct FusedWeightPlan {
   std::int64_t row_sums_at;  // bytes
   // Of tiles whose operands the copy engine brings; they may have to be packed behind the partial sums first, x and then y.
   FusedWeightBoxes boxes;
+  bool cuts;                   // whether columns behind a row of y are left out
   unsigned sharers;            // blocks of a cluster that share y, neighbouring tiles of input channels: one or two
   std::int64_t engine_cycles;  // of a step of a block, as planned
   BoxTensor x, y;

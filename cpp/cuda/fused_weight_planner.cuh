@@ -71,6 +71,8 @@ class WeightPlanner {
   // Elements: of a vector; in y from the first column that is copied to that of pixel 0 and tap 0.
   std::int64_t size_, vector_, shift_;
   std::int64_t tap_units_, row_taps_, units_, planes_;
+  // Of blocks: units of a plane, planes of 16 channels, rows of a map of x, which are one where maps are (BoxPlanner).
+  std::int64_t plane_units_, channel_planes_, height_;
   // What the plans choose: how taps are read and steps are cut, bytes of a row of y, of a stage, and of what is packed first.
   FusedWeightReads reads_ = kAny;
   WeightCut cut_{};
@@ -86,13 +88,17 @@ class WeightPlanner {
     shift_ = ((-w_.pad) % elements + elements) % elements;
     tap_units_ = ceil_div(w_.kernel, tile.taps), row_taps_ = p.kernel_d * p.kernel_h;
     units_ = ceil_div(out_channels_per_group(p), kPlaneChannels) * row_taps_ * tap_units_;
-    const std::int64_t warps = tile.warps;
-    planes_ = warps % tap_units_ == 0   ? warps / tap_units_
-              : tap_units_ % warps == 0 ? 1
-                                        : std::min(warps, (warps + tap_units_ - 2) / tap_units_ + 1);
+    number_planes(false);
+  }
+  // `merged`: a plane is of all taps of its height.
+  void number_planes(bool merged) {
+    plane_units_ = merged ? p_.kernel_h * tap_units_ : tap_units_, channel_planes_ = merged ? p_.kernel_d : row_taps_;
+    height_ = merged ? 1 : p_.in_h;
+    const std::int64_t warps = tile_.warps, units = plane_units_;
+    planes_ = warps % units == 0 ? warps / units : units % warps == 0 ? 1 : std::min(warps, (warps + units - 2) / units + 1);
   }
 
-  std::int64_t total_rows() const { return p_.batch * p_.in_d * p_.in_h; }
+  std::int64_t total_rows() const { return p_.batch * p_.in_d * height_; }
   std::int64_t sum_pitch() const { return ceil_div(in_channels_per_group(p_), 8) * 8; }
   // Sums of the blocks of a multiprocessor, of 2048 taps of warps times channels.
   double sums() const { return double(tile_.taps * tile_.channels * tile_.warps) / 2048.0 * tile_.blocks; }
@@ -139,13 +145,14 @@ class WeightPlanner {
  private:
   FusedWeightJob job() const {
     FusedWeightJob job{};
-    job.chunks = make_divisor(cut_.chunks), job.in_h = make_divisor(p_.in_h), job.in_d = make_divisor(p_.in_d);
+    job.chunks = make_divisor(cut_.chunks), job.in_h = make_divisor(height_), job.in_d = make_divisor(p_.in_d);
     job.rows = make_divisor(cut_.rows), job.row_vectors = make_divisor(cut_.row_vectors);
     job.total_rows = std::uint32_t(total_rows()), job.steps = std::uint32_t(steps_), job.length = std::uint32_t(length_);
     job.step_vectors = std::int32_t(cut_.rows * cut_.row_vectors), job.products = std::int32_t(cut_.products());
     job.channel_tiles = make_divisor(channel_tiles_), job.unit_tiles = make_divisor(unit_tiles_);
-    job.groups = make_divisor(p_.groups), job.tap_units = make_divisor(tap_units_), job.row_taps = make_divisor(row_taps_);
-    job.kernel_h = make_divisor(p_.kernel_h);
+    job.groups = make_divisor(p_.groups), job.tap_units = make_divisor(plane_units_),
+    job.row_taps = make_divisor(channel_planes_);
+    job.kernel_h = make_divisor(channel_planes_ / p_.kernel_d);
     job.units = std::int32_t(units_), job.block_planes = std::int32_t(planes_);
     job.in_channels = std::int32_t(in_channels_per_group(p_)), job.out_channels = std::int32_t(out_channels_per_group(p_));
     job.in_w = std::int32_t(p_.in_w);

@@ -43,6 +43,8 @@ _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 _WIDE, _WIDE_CHANNELS = 0.84, 128
 # Times as long as is predicted, from such a stride of the width on (FCN's k16 s8 and k64 s32: 1.37 to 1.58).
 _FAR, _FAR_STRIDE = 1.45, 8
+# The same where maps are one row to the copy engine (H100, five layers: 1.02 to 1.18).
+_MERGED = 1.15
 
 
 def reject(problem: Problem, device: int) -> str | None:
@@ -114,15 +116,15 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         if needed < 0:
             continue
         rates = (_BOX_RATES if boxes else _RATES)[DTYPE_BYTES[problem.dtype]]
-        blocks, steps, products, copies, packed, planes, _ = call(problem, config, device).work
+        blocks, steps, products, copies, packed, planes, _, merged = call(problem, config, device).work
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
         if boxes and channels >= _WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
             time *= _WIDE
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
-        far = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0
-        predicted[config] = far * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
+        apart = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else _MERGED if merged else 1.0
+        predicted[config] = apart * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
             planes
         )
     return predicted
