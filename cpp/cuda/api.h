@@ -226,10 +226,11 @@ std::vector<FusedInputTile> fused_input_tiles();
 bool fused_input_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct InputPlan;
 // What a choice launches: tiles, and others whose reduction is cut into so many parts; steps of the reduction of a tile; bytes
-// of y that it copies, in runs of `grain`; whether a block keeps its weights, and stores results while it multiplies the next.
+// of y that it copies, in runs of `grain`; whether a block keeps its weights, stores results while it multiplies the next, and
+// adds its parts in a cluster.
 struct FusedInputWork {
   std::int64_t whole, split, parts, steps, copied, grain;
-  bool resident, later;
+  bool resident, later, clustered;
 };
 // The gradient of the input in one pass. Planned once, then the same for any operands and by any thread.
 class FusedInputCall {

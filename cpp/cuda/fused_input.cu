@@ -77,7 +77,7 @@ FusedInputWork FusedInputCall::work() const {
   const std::int64_t steps = std::int64_t(job.chunks) * job.steps;
   const std::int64_t copied = std::int64_t(job.chunks) * job.chunk_channels * job.columns * job.grain;
   const std::int64_t split_tiles = (plan_->blocks - job.whole) / job.splits.value;
-  return {job.whole, split_tiles, job.splits.value, steps, copied, job.grain, job.resident, job.later > 0};
+  return {job.whole, split_tiles, job.splits.value, steps, copied, job.grain, job.resident, job.later > 0, job.clustered};
 }
 
 void FusedInputCall::run(const FusedInputOperands& operands, std::uintptr_t stream) const {

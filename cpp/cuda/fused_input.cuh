@@ -8,7 +8,8 @@
 // from their own pixel and channel. Which taps belong to which step is a list among the launch's arguments.
 //
 // Two warpgroups multiply: each owns 64 * kM pixels and all channels of the tile. Three warps copy y, one copies packed weights;
-// they run ahead, into the next tiles too. What is handed over:
+// they run ahead, into the next tiles too. A reduction that is split has its parts added in memory, by another launch, or, if
+// they are two of all tiles, by the blocks of a cluster: each adds some sums of both, in their order. What is handed over:
 //   raw      [raw_buffers][channel][row of the patch][position]
 //   staging  [warpgroup][2][some channels][64 pixels], of results; or those that are stored later (fused_input_later.cuh)
 //   weight   [weight_buffers][step][group of 8 channels][2 vectors][channel][16 bytes]
@@ -50,9 +51,10 @@ struct InputJob {
   std::int32_t grain, columns, skew;
   std::int32_t span, pitch;  // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
-  bool resident;  // the buffers hold all weights of a tile, and a block keeps its channels
-  bool run;       // the output channels and taps of an input channel lie in w as they are numbered, one after another
-  bool numbered;  // rows of pixels are numbered over samples, as axis[1], and what they reach in a channel is copied as one run
+  bool resident;   // the buffers hold all weights of a tile, and a block keeps its channels
+  bool clustered;  // the blocks of a tile's parts are a cluster, which adds them
+  bool run;        // the output channels and taps of an input channel lie in w as they are numbered, one after another
+  bool numbered;   // rows of pixels are numbered over samples, as axis[1], and what they reach in a channel is copied as one run
   // Neighbouring pixels of x that are one aligned vector and all exist: two (wide), or as many as are stored later at a time; and
   // such pieces that a thread stores in one turn of products, 0 where all results are stored at once.
   bool wide;

@@ -82,10 +82,10 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   unsigned blocks = unsigned(multiprocessors);
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
+  blocks = job.clustered ? plan.blocks : std::min(plan.blocks, blocks);  // a cluster has one tile
   launch_grid("fused", fused_input_kernel<Value, Tile>, launch,
-              Grid{std::min(plan.blocks, blocks), Tile::kBlockThreads, plan.shared_bytes, true}, job, plan.blocks, y, packed, x,
-              partial);
-  if (plan.blocks == job.whole) return;
+              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true, plan.cluster}, job, plan.blocks, y, packed, x, partial);
+  if (plan.blocks == job.whole || job.clustered) return;
   const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
   launch_grid("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
               Grid{split_tiles * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, 0, true}, job, partial, x);

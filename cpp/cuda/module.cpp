@@ -138,7 +138,8 @@ py::list fused_input_tiles() {
 // (whole, split, parts, steps, copied, grain, resident, later)
 py::tuple fused_input_work(const FusedInputCall& call) {
   const upfold::cuda::FusedInputWork work = call.work();
-  return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident, work.later);
+  return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident, work.later,
+                        work.clustered);
 }
 
 using upfold::cuda::FusedLastCall;

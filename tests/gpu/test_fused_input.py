@@ -174,22 +174,30 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("shift", [0, 2, 1])
-@pytest.mark.parametrize("name", LATER)
-def test_results_that_are_stored_later_are_exact(name, shift, device):
-    """Results begin `shift` elements behind an aligned address, between values that must stay."""
+# Of half as many tiles as there are multiprocessors, so that two blocks add what each has of a reduction.
+CLUSTERED = {
+    "runs": _layer("k2s2", (256, 128), (16, 16), 24),
+    "odd": _layer("k2s2", (130, 136), (15, 17), 24),
+    "patches": _layer("k4s2p1", (72, 32), (16, 16), 24),
+    "patches, odd": _layer("k3s2p1op1", (40, 60), (13, 15), 30),
+    "groups": _layer("k2s2", (144, 256), (16, 16), 12, groups=2),
+    "3d": _layer("3d-k2s2", (70, 64), (4, 16, 16), 6),
+}
+
+
+def _works_of_exact_tiles(case, dtype, shift, device):
+    """The work of its own tiles, of results that begin `shift` elements behind an aligned address, between values that stay."""
     if not HOPPER:
         pytest.skip("its own tiles are for compute capability 9.0")
-    case = LATER[name]
-    w, g, size, arguments = _operands(case, torch.float32, device)
+    w, g, size, arguments = _operands(case, dtype, device)
     want = loop_conv(g.cpu().double(), w.cpu().double(), size, case.geometry)
-    memory = torch.full((want.numel() + 64,), torch.nan, device=device)
+    memory = torch.full((want.numel() + 64,), torch.nan, dtype=dtype, device=device)
     x = memory[shift : shift + want.numel()].view(want.shape)
-    problem, later = execute.describe_conv(g, w, size, arguments)[0], 0
+    problem, works = execute.describe_conv(g, w, size, arguments)[0], []
     for config, _ in enumerate(cuda.module().fused_input_tiles()):
         if not cuda.module().fused_input_fits(cuda.index(device), problem.cuda, config, problem.alignment):
             continue
-        later += cuda.module().FusedInputCall(cuda.index(device), problem.cuda, config, problem.alignment).work[7]
+        works.append(cuda.module().FusedInputCall(cuda.index(device), problem.cuda, config, problem.alignment).work)
         workspace = torch.empty(FUSED.workspace_bytes(problem, config, device), dtype=torch.uint8, device=device)
         call, stream = FUSED.prepare(problem, config, device), torch.cuda.current_stream(device).cuda_stream
         for _ in range(4):
@@ -197,7 +205,20 @@ def test_results_that_are_stored_later_are_exact(name, shift, device):
             call(x.data_ptr(), w.data_ptr(), 0, g.data_ptr(), workspace.data_ptr(), stream)
             assert torch.equal(x.cpu().double(), want), config
             assert torch.cat([memory[:shift], memory[shift + want.numel() :]]).isnan().all(), config
-    assert later
+    return works
+
+
+@pytest.mark.parametrize("shift", [0, 2, 1])
+@pytest.mark.parametrize("name", LATER)
+def test_results_that_are_stored_later_are_exact(name, shift, device):
+    assert any(work[7] for work in _works_of_exact_tiles(LATER[name], torch.float32, shift, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_parts_that_two_blocks_add_are_exact(name, shift, dtype, device):
+    assert any(work[8] for work in _works_of_exact_tiles(CLUSTERED[name], dtype, shift, device))
 
 
 @pytest.mark.parametrize("name", ["k2s2-odd", "k4s2p1-odd", "k3s2p1op1-odd", "k4s2p1-groups"])

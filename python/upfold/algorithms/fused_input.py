@@ -40,6 +40,7 @@ _MULTIPLY = (
 # Of 16-bit values, whose results go straight to x: tiles of n channels and taps take n / (n + _FEW) times as long (40 layers, on
 # an H100).
 _FEW = 22
+_CLUSTERED = 0.3  # of what partial sums cost, where the blocks of a cluster add them
 _LATER = 0.95  # times as long, where results are stored between the products of the next tile (H100)
 _ONE_PRODUCT, _TWO = 128, 1.51  # pixels of one product for each warpgroup; how much longer two of them take
 
@@ -97,14 +98,15 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             predicted[config] = _CALL
             continue
         work = module.FusedInputCall(device, problem.cuda, config, problem.alignment).work
-        whole, split, parts, steps, copied, grain, resident, later = work
+        whole, split, parts, steps, copied, grain, resident, later, clustered = work
         step, product = _MULTIPLY[reads]
         multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
         load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
         store = pixels * channels * _STORED[DTYPE_BYTES[problem.dtype]]
         waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
         time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
-        time += 4e-6 * split * parts * pixels * channels * _PARTIAL + 1e-6 * packed * _PACKED
+        partial = 4e-6 * split * parts * pixels * channels * _PARTIAL
+        time += partial * (_CLUSTERED if clustered else 1.0) + 1e-6 * packed * _PACKED
         if DTYPE_BYTES[problem.dtype] == 2:
             reduced = problem.out_channels_per_group * problem.taps
             time *= reduced / (reduced + _FEW)
