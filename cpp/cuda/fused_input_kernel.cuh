@@ -334,33 +334,6 @@ struct InputBlock {
     if (used != 0) arrive(used);
   }
 
-  // Of a split reduction, in the block's only tile: it puts its sums where y and the weights were, adds some of all blocks of its
-  // cluster up, in their order, and stores those.
-  __device__ __forceinline__ void add_together(const InputPlace& place, const Sums& sums, Value* x) const {
-    constexpr int kColumns = Tile::kM * Tile::kN8;
-    const std::uint32_t parts = job.splits.value, rank = blockIdx.x % parts;
-    meet<1, Tile::kThreads>();  // all products have read what the sums overwrite
-    float4* const own = reinterpret_cast<float4*>(memory) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];
-      own[i * Tile::kThreads] = {v[0], v[1], v[2], v[3]};
-    }
-    meet_cluster();  // the sums of all are there
-    const std::uint32_t first = shared_address(own);
-#pragma unroll 4
-    for (std::uint32_t column = rank; column < kColumns; column += parts) {
-      float sum[1][4] = {};
-      for (std::uint32_t block = 0; block < parts; ++block) {
-        const float4 v = load_of_block(first + column * std::uint32_t(Tile::kThreads * 16), block);
-        sum[0][0] += v.x, sum[0][1] += v.y, sum[0][2] += v.z, sum[0][3] += v.w;
-      }
-      store_input<Value, Tile>(job, place, x, int(column / Tile::kN8), int(column % Tile::kN8), sum);
-    }
-    leave_cluster();
-    await_cluster();  // a block stays while others read its sums
-  }
-
   // Two warpgroups multiply and store.
   __device__ __forceinline__ void compute(Value* x, float4* partial) const {
     std::int32_t own[Tile::kM][2];
@@ -372,7 +345,7 @@ struct InputBlock {
       Sums sums = {};
       if (job.resident) at.stage = Ring(job.weight_buffers);
       accumulate(place, own, at, sums, results);
-      if (job.clustered) return add_together(place, sums, x);
+      if (job.clustered) return add_together<Value, Tile>(job, place, memory, sums, x);
       if (tile >= job.whole) {
         float4* const parts = partial + std::int64_t(tile - job.whole) * (Tile::kM * Tile::kN8) * Tile::kThreads + threadIdx.x;
 #pragma unroll
