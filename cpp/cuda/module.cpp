@@ -135,7 +135,7 @@ py::list fused_input_tiles() {
   return tiles;
 }
 
-// (whole, split, parts, steps, copied, grain, resident, later)
+// (whole, split, parts, steps, copied, grain, resident, later, clustered)
 py::tuple fused_input_work(const FusedInputCall& call) {
   const upfold::cuda::FusedInputWork work = call.work();
   return py::make_tuple(work.whole, work.split, work.parts, work.steps, work.copied, work.grain, work.resident, work.later,
@@ -170,7 +170,8 @@ py::list fused_weight_tiles() {
   return tiles;
 }
 
-// (blocks, steps of one, products and copies of a step, bytes that are packed, and that are copied as planes, blocks that share)
+// (blocks, steps of one, products and copies of a step, bytes that are packed, and that are copied as planes, blocks that share,
+// whether maps are one row)
 py::tuple fused_weight_work(const FusedWeightCall& call) {
   const upfold::cuda::FusedWeightWork work = call.work();
   return py::make_tuple(work.blocks, work.steps, work.products, work.copies, work.packed, work.planes, work.sharers, work.merged);
