@@ -213,6 +213,28 @@ def check(torch: Any) -> tuple[int, int]:
     return counted, planned
 
 
+def check_small_room(torch: Any) -> int:
+    """Plan every tile by boxes of channels with no room for what is packed, so a sample at a time; how many plans there were.
+
+    The planner refuses a box whose bytes are not those that its block waits for.
+    """
+    from upfold import cases
+    from upfold.algorithms import cuda
+    from upfold.problem import Operator
+
+    module, planned = cuda.module(), 0
+    for case in cases.CASES:
+        for problem in problems(torch, case):
+            if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT or problem.dtype.itemsize > 4:
+                continue
+            for tile in range(len(module.fused_last_tiles())):
+                if module.fused_last_fits(0, problem.cuda, tile, problem.alignment):
+                    module.FusedLastCall(0, problem.cuda, tile, problem.alignment, 0)
+                    planned += 1
+    assert planned > len(cases.CASES)
+    return planned
+
+
 def main() -> int:
     """Link, import and check; the exit status is that of the plans."""
     if "--linked" not in sys.argv:
@@ -231,6 +253,7 @@ def main() -> int:
     counted, planned = check(torch)
     shared = check_pairs(torch)
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
+    print(f"{check_small_room(torch)} plans of a sample at a time, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")
     print(check_choice.check(torch))
