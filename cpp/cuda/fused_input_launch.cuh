@@ -84,7 +84,8 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   blocks = job.clustered ? plan.blocks : std::min(plan.blocks, blocks);  // a cluster has one tile
   launch_grid("fused", fused_input_kernel<Value, Tile>, launch,
-              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true, plan.cluster}, job, plan.blocks, y, packed, x, partial);
+              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true, job.clustered ? job.splits.value : 1}, job, plan.blocks,
+              y, packed, x, partial);
   if (plan.blocks == job.whole || job.clustered) return;
   const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
   launch_grid("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,

@@ -359,7 +359,6 @@ class InputPlanner {
     plan_.pack_blocks = unsigned(pack_blocks);
     plan_.packed_bytes = p_.groups * job.channel_tiles.value * job.chunks * std::int64_t(job.steps) * tile_.channels * 32;
     plan_.workspace_bytes = plan_.packed_bytes;
-    plan_.cluster = job.clustered ? job.splits.value : 1;
     if (!job.clustered) plan_.workspace_bytes += std::int64_t(plan_.blocks - job.whole) * tile_.pixels * tile_.channels * 4;
     const std::int64_t outer = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;
     const auto are_vectors = [&](std::int64_t pixels) {

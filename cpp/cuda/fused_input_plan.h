@@ -20,7 +20,6 @@ struct InputPlan {
   unsigned blocks = 0, pack_blocks = 0;  // tiles, each of a part of the reduction; blocks that pack the weight
   int shared_bytes = 0, pack_bytes = 0;
   std::int32_t pack_pitch = 0;
-  unsigned cluster = 1;           // blocks that add the parts of a tile
   std::int64_t combinations = 1;  // of groups, channel tiles and parts of the reduction
   std::int64_t packed_bytes = 0, workspace_bytes = 0;
 };

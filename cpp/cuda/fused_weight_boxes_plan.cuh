@@ -175,23 +175,25 @@ class BoxPlanner : public WeightPlanner {
   double x_rows() const { return double(std::min<std::int64_t>(tile_.channels, in_channels_per_group(p_))); }
   double planes_rows() const { return double(std::min(planes_, units_ / plane_units_) * y_rows()); }
 
-  // Whether a tensor's rows begin at multiples of 16 bytes, or, without `rows`, its maps. Rows that lie on one another are
-  // packed.
-  bool fits(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], bool rows) const {
-    const std::int64_t strides[] = {s.n, s.c, s.d, s.h}, counts[] = {p_.batch, channels, size[2], rows ? size[1] : 1};
+  // Whether a tensor's rows begin at multiples of 16 bytes. Rows that lie on one another are packed.
+  bool fits(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {
+    const std::int64_t strides[] = {s.n, s.c, s.d, s.h}, counts[] = {p_.batch, channels, size[2], size[1]};
     for (int i = 0; i < 4; ++i) {
       if (counts[i] == 1) continue;
       if (strides[i] < size[0] || strides[i] * size_ % 16 != 0 || strides[i] * size_ >= std::int64_t(1) << 40) return false;
     }
     return true;
   }
+  // The same of maps, whose rows follow one another.
+  bool maps_fit(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {
+    return s.h == size[0] && size[0] <= kMostCount / size[1] && fits(s, channels, {size[0] * size[1], 1, size[2]});
+  }
+  bool x_maps_fit() const { return maps_fit(p_.x, p_.in_channels, {p_.in_w, p_.in_h, p_.in_d}); }
   // Whether boxes of x may begin before a row and end behind it, in its neighbours: what they hold there meets columns outside
   // y, and all pixels of a map meet the same taps, so that a NaN goes nowhere else.
   bool rows_are_a_run() const {
     const bool inside = w_.pad == 0 && p_.pad_h == 0 && (w_.kernel - 1) * w_.dilation < w_.stride && w_.out <= w_.in * w_.stride;
-    const bool is_run = p_.x.h == p_.in_w && p_.in_w <= kMostCount / p_.in_h &&
-                        fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
-    return inside && is_run && p_.in_w * w_.stride % vector_ == 0;
+    return inside && x_maps_fit() && p_.in_w * w_.stride % vector_ == 0;
   }
   // Elements from the row of a tap of the height to that of the next one.
   std::int64_t y_row() const { return p_.dilation_h * p_.y.h; }
@@ -206,7 +208,7 @@ class BoxPlanner : public WeightPlanner {
   bool can_join_y() const {
     if (!tile_.wide || w_.pad != 0 || p_.pad_h != 0 || p_.in_w <= vector_ || p_.y.h < p_.out_w) return false;
     if (p_.kernel_h * p_.dilation_h > kMostCount / p_.y.h) return false;
-    return fits(joined_strides(), p_.out_channels, {p_.out_w, p_.in_h, p_.out_d}, true);
+    return fits(joined_strides(), p_.out_channels, {p_.out_w, p_.in_h, p_.out_d});
   }
 
   // Of maps as one row: pixels of a row of x, in whole vectors; columns of y that it meets.
@@ -215,25 +217,23 @@ class BoxPlanner : public WeightPlanner {
   // Whether maps of y, whose rows follow one another, are rows of whole vectors, and rows of x one vector or two, so that what a
   // product reads is as far from the one before everywhere. Behind the last row of x, where it has zeros, there is no row of y.
   bool can_merge() const {
-    const std::int64_t most = w_.in * w_.stride + p_.in_h * p_.stride_h;
-    if (w_.pad != 0 || p_.pad_h != 0 || p_.in_h == 1 || p_.in_w > 2 * vector_ || most > kMostCount / p_.out_w) return false;
-    if ((p_.in_w < row_pixels() && !tile_.wide) || p_.y.h != p_.out_w || p_.out_h > p_.in_h * p_.stride_h) return false;
-    return map_row() % vector_ == 0 && fits(p_.y, p_.out_channels, {p_.out_w * p_.out_h, 1, p_.out_d}, false);
+    if (w_.pad != 0 || p_.pad_h != 0 || p_.in_h == 1 || p_.in_w > 2 * vector_) return false;
+    if ((p_.in_w < row_pixels() && !tile_.wide) || p_.out_h > p_.in_h * p_.stride_h) return false;
+    if (p_.in_h * p_.stride_h > kMostCount / p_.out_w || map_row() % vector_ != 0) return false;
+    return maps_fit(p_.y, p_.out_channels, {p_.out_w, p_.out_h, p_.out_d});
   }
   bool merge() {
     if (!can_merge()) return false;
     merges_ = true, number_planes(true);
     set_shift();
-    const bool x_fits =
-        p_.in_w == row_pixels() && p_.x.h == p_.in_w && fits(p_.x, p_.in_channels, {p_.in_w * p_.in_h, 1, p_.in_d}, false);
-    return pack_first(!x_fits, false);
+    return pack_first(p_.in_w < row_pixels() || !x_maps_fit(), false);
   }
 
   // Whether boxes can be described, of the operands or of what is packed of them.
   bool describe() {
     merges_ = false, number_planes(false);
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
-    const bool x_fits = fits(p_.x, p_.in_channels, x_size, true), y_fits = fits(p_.y, p_.out_channels, y_size, true);
+    const bool x_fits = fits(p_.x, p_.in_channels, x_size), y_fits = fits(p_.y, p_.out_channels, y_size);
     joins_y_ = !y_fits && can_join_y();
     if (joins_y_) set_shift();
     row_ = !x_fits && !joins_y_ && rows_are_a_run() ? p_.in_w : 0;

@@ -115,9 +115,6 @@ def layer(**fields):
     return dataclasses.replace(cases.find("k2s2"), **{**plain, **fields})
 
 
-WIDE = 128  # input channels of a tile that cuts rows of the gradient
-
-
 def box_tiles(case, x, g, device):
     """The tiles whose operands the copy engine brings, with the bytes that they pack first; skips where there is none."""
     if cuda.module().code_capability(cuda.index(device)) < 90:
@@ -177,7 +174,7 @@ def test_boxes_are_exact(what, dtype, device):
     tiles, expected = box_tiles(case, x, g, device), want(case, x, g)
     assert tiles
     for config, packed in tiles.items():
-        wide = cuda.module().fused_weight_tiles()[config][2] >= WIDE
+        wide = cuda.module().fused_weight_tiles()[config][2] >= fused_weight.WIDE_CHANNELS
         assert (packed > 0) == (not wide if packs is None else packs), f"config {config}"
         assert_exact(gradient(case, x, g, config), expected, f"config {config}")
 

@@ -40,7 +40,7 @@ _BOX_RATES = {
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 # Of boxes of 16-bit values, tiles of so many input channels: times as long as waves of blocks are predicted (H100, 45 layers).
-_WIDE, _WIDE_CHANNELS = 0.84, 128
+_WIDE, WIDE_CHANNELS = 0.84, 128
 # Times as long as is predicted, from such a stride of the width on (FCN's k16 s8 and k64 s32: 1.37 to 1.58).
 _FAR, _FAR_STRIDE = 1.45, 8
 # The same where maps are one row to the copy engine (H100, five layers: 1.02 to 1.18).
@@ -120,11 +120,11 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
-        if boxes and channels >= _WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
+        if boxes and channels >= WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
             time *= _WIDE
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
-        apart = _FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else _MERGED if merged else 1.0
-        predicted[config] = apart * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
+        longer = (_FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0) * (_MERGED if merged else 1.0)
+        predicted[config] = longer * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
             planes
         )
     return predicted
