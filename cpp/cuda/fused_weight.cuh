@@ -41,8 +41,9 @@ struct FusedWeightTile {
 
 // How a unit's words are read. Two taps of a pixel are one aligned word, of 16-bit values with those of the next pixel behind
 // them: kPairs (stride 2). Of 16-bit values, taps next to one another: kUnitStride, kShiftedPairs (stride 2) and kWords (any
-// stride). Any taps: kAny.
-enum FusedWeightReads { kAny, kPairs, kUnitStride, kShiftedPairs, kWords };
+// stride). Any taps: kAny. Four 16-bit taps of a pixel are two aligned words: kFours (strides that are multiples of four); two
+// units of a plane have eight of its output channels each, and four taps, the second two in place of the other channels.
+enum FusedWeightReads { kAny, kPairs, kUnitStride, kShiftedPairs, kWords, kFours };
 
 struct FusedWeightJob {
   // A step is `rows` rows of x, `row_vectors` vectors of each, from pixel chunk * row_vectors on; products take two vectors.

@@ -111,18 +111,26 @@ struct FusedWeightBoxBlock {
     const std::int32_t row = std::int32_t(threadIdx.x % 32 / 4);
     return kReads == kPairs ? row % 4 * 2 + row / 4 : row;
   }
+  // Which of two units that read fours this is.
+  static __device__ __forceinline__ std::int32_t half_of(std::int32_t unit) { return kReads == kFours ? unit % 2 : 0; }
+  // Rows of sums from a unit's first to a lane's first, and from those to the ones below.
+  static constexpr std::int32_t kUnitRows = Tile::kTaps * kPlaneChannels, kBelow = kReads == kFours ? kUnitRows : 8;
+  __device__ __forceinline__ std::int32_t sums_row() const {
+    return own_row() + half_of(place.first_unit + std::int32_t(threadIdx.x / 32)) * (8 - kUnitRows);
+  }
   // Bytes from a stage to the lane's first column: its unit, its row, its pixel.
   __device__ __forceinline__ std::int32_t own_column() const {
     const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
     std::uint32_t plane = std::uint32_t(unit);
     std::uint32_t row_of_taps = take(job.tap_units, plane);
-    std::int32_t tap = std::int32_t(take(boxes.row_units, row_of_taps)) * Tile::kTaps * job.dilation[2];
+    const std::int32_t half = half_of(unit);
+    std::int32_t tap = (std::int32_t(take(boxes.row_units, row_of_taps)) - half) * Tile::kTaps * job.dilation[2];
     tap += std::int32_t(row_of_taps) * boxes.tap_row;
     std::int32_t in_block = std::int32_t(plane) - place.first_plane;
     if (unit >= job.units) in_block = 0, tap = 0;  // nothing is kept of it
     std::uint32_t kd = take(job.row_taps, plane);
     const std::int32_t shift = shift_of(std::int32_t(take(job.kernel_h, kd)));
-    return job.y_at + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row()) * job.pitch +
+    return job.y_at + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row() + 8 * half) * job.pitch +
            (shift + lane % 4 * job.stride[2] * kLanePixels + tap) * kSize;
   }
 
@@ -230,11 +238,16 @@ struct FusedWeightBoxBlock {
 
   __device__ __forceinline__ void read(Rows& rows, std::int32_t at) const {
     const unsigned char *const first = memory + at, *const second = first + boxes.second;
-    const std::int32_t below = 8 * job.pitch;
-    read_word<Value, Tile, kReads, 0>(job, first, rows);
-    read_word<Value, Tile, kReads, 1>(job, first + below, rows);
-    read_word<Value, Tile, kReads, 2>(job, second, rows);
-    read_word<Value, Tile, kReads, 3>(job, second + below, rows);
+    if constexpr (kReads == kFours) {
+      read_fours<Tile, 0>(job, first, rows);
+      read_fours<Tile, 2>(job, second, rows);
+    } else {
+      const std::int32_t below = 8 * job.pitch;
+      read_word<Value, Tile, kReads, 0>(job, first, rows);
+      read_word<Value, Tile, kReads, 1>(job, first + below, rows);
+      read_word<Value, Tile, kReads, 2>(job, second, rows);
+      read_word<Value, Tile, kReads, 3>(job, second + below, rows);
+    }
   }
 
   // Leaves of a product's rows what pixels of x there are for; `pixel` is its first one, in its row.
@@ -321,11 +334,11 @@ struct FusedWeightBoxBlock {
     const std::int32_t unit = place.first_unit + std::int32_t(threadIdx.x / 32);
     if (unit >= job.units || place.first_channel > 0 || threadIdx.x % 4 != 0) return;
     const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
-    float* const own = to + (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + own_row();
+    float* const own = to + (group * job.units + unit) * kUnitRows + sums_row();
 #pragma unroll
     for (int i = 0; i < Tile::kTaps; ++i) {
       own[i * kPlaneChannels] = row_sums[i * kOnesColumns8][0];
-      own[i * kPlaneChannels + 8] = row_sums[i * kOnesColumns8][2];
+      own[i * kPlaneChannels + kBelow] = row_sums[i * kOnesColumns8][2];
     }
   }
 
@@ -339,7 +352,7 @@ struct FusedWeightBoxBlock {
       Sums sums = {};
       RowSums row_sums = {};
       accumulate(sums, row_sums);
-      store_sums<Tile>(job, place, sums, own_row(), partial);
+      store_sums<Tile>(job, place, sums, sums_row(), partial, kBelow);
       if constexpr (kSums) store_row_sums(row_sums, row_partial);
       if constexpr (Tile::kShares) meet_cluster();  // a block stays while the other says what it has read
     }

@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_WEIGHT_BOXES(__nv_bfloat16, UPFOLD_WEIGHT_HALF_READS)
+UPFOLD_INSTANTIATE_WEIGHT_BOXES(__nv_bfloat16, UPFOLD_WEIGHT_BOX_HALF_READS)
 UPFOLD_INSTANTIATE_WEIGHT_SUMS(__nv_bfloat16)
 
 }  // namespace upfold::cuda

@@ -6,6 +6,12 @@
 
 namespace upfold::cuda {
 
+// Ways of reading halves, those of tiles whose threads copy, and four taps at a time where a tile has two.
+#define UPFOLD_WEIGHT_BOX_HALF_READS(DO, index, Value, kTaps, ...) \
+  UPFOLD_WEIGHT_HALF_READS(DO, index, Value, kTaps, __VA_ARGS__) UPFOLD_WEIGHT_FOURS_##kTaps(DO, index, Value, __VA_ARGS__)
+#define UPFOLD_WEIGHT_FOURS_2(DO, index, Value, ...) DO(index, kFours, Value, 2, __VA_ARGS__)
+#define UPFOLD_WEIGHT_FOURS_3(DO, index, Value, ...)
+#define UPFOLD_WEIGHT_FOURS_4(DO, index, Value, ...)
 // A tile's index, its kTaps, kChannels, kWarpgroups, kBlocks.
 #define UPFOLD_WEIGHT_BOX_TILES(DO, reads, Value)                                                     \
   reads(DO, 5, Value, 2, 128, 2, 1) reads(DO, 6, Value, 2, 64, 1, 3) reads(DO, 7, Value, 3, 64, 2, 1) \
@@ -27,9 +33,11 @@ namespace upfold::cuda {
 #define UPFOLD_WEIGHT_WIDE_32(kReads, kSums, Value, ...)
 #define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, false, Value, __VA_ARGS__)
-// Those that sum the channels of y as well: of 16-bit values, with strides of two.
-#define UPFOLD_WEIGHT_SUM_TILES(DO, Value) \
-  DO(5, kPairs, Value, 2, 128, 2, 1) DO(6, kPairs, Value, 2, 64, 1, 3) DO(7, kShiftedPairs, Value, 3, 64, 2, 1)
+// Those that sum the channels of y as well: of 16-bit values, with strides of two and multiples of four.
+#define UPFOLD_WEIGHT_SUM_TILES(DO, Value)                                                                      \
+  DO(5, kPairs, Value, 2, 128, 2, 1)                                                                            \
+  DO(6, kPairs, Value, 2, 64, 1, 3) DO(7, kShiftedPairs, Value, 3, 64, 2, 1) DO(5, kFours, Value, 2, 128, 2, 1) \
+      DO(6, kFours, Value, 2, 64, 1, 3)
 #define UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL(index, kReads, Value, ...) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, true, Value, __VA_ARGS__)
 #define UPFOLD_INSTANTIATE_WEIGHT_SUMS(Value) UPFOLD_WEIGHT_SUM_TILES(UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL, Value)
@@ -92,7 +100,7 @@ void run_fused_weight_boxes(const Launch& launch, const FusedWeightPlan& plan, i
 #define UPFOLD_RUN(index, kReads, type, ...) \
   if (config == index && plan.reads == kReads) UPFOLD_RUN_BOXES(kReads, false, __VA_ARGS__);
   if constexpr (sizeof(Value) == 2) {
-    UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_HALF_READS, Value)
+    UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_BOX_HALF_READS, Value)
   } else {
     UPFOLD_WEIGHT_BOX_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_FLOAT_READS, Value)
   }

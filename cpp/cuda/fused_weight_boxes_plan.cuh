@@ -90,8 +90,8 @@ class BoxPlanner : public WeightPlanner {
 
   // Whether a kernel sums y's channels too, and its rows are every element of y once.
   bool can_sum() const {
-    const bool compiled =
-        (reads_ == kPairs && tile_.taps == 2) || (reads_ == kShiftedPairs && tile_.taps == 3 && tile_.channels == 64);
+    const bool compiled = (reads_ == kPairs && tile_.taps == 2) || reads_ == kFours ||
+                          (reads_ == kShiftedPairs && tile_.taps == 3 && tile_.channels == 64);
     if (size_ != 2 || !compiled) return false;
     for (const Axis& a : {axis_d(p_), axis_h(p_), axis_w(p_)})
       if (a.kernel != a.stride || a.pad != 0 || a.out != a.in * a.stride || (a.kernel > 1 && a.dilation != 1)) return false;
@@ -100,7 +100,7 @@ class BoxPlanner : public WeightPlanner {
 
   bool choose() {
     const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
-    reads_ = size_ == 2 ? half_reads() : pairs ? kPairs : kAny;
+    reads_ = size_ == 2 ? (reads_fours() ? kFours : half_reads()) : pairs ? kPairs : kAny;
     if (merges_) shift_ = 0;  // of taps of the height, whose boxes begin at vectors
     const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
     const std::int64_t all = merges_ ? p_.in_h * row_pixels() / vector_ : ceil_div(p_.in_w + early_, vector_);
@@ -116,6 +116,10 @@ class BoxPlanner : public WeightPlanner {
       }
     }
     return best >= 0;
+  }
+  // Whether four taps of a pixel are two aligned words, in every row.
+  bool reads_fours() const {
+    return tile_.taps == 2 && tap_units_ % 2 == 0 && w_.dilation == 1 && w_.stride % 4 == 0 && shift_ % 4 == 0;
   }
   std::int64_t box_pitch(const BoxCut& cut) const {
     if (!merges_) return least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
@@ -165,7 +169,7 @@ class BoxPlanner : public WeightPlanner {
   // or of products, or of shared memory, where products read x, rows are read and copies arrive.
   double row_cycles(const BoxCut& cut) const {
     const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors);
-    const int meet = conflicts(cut.pitch * (reads_ == kPairs ? 2 : 1));
+    const int meet = reads_ == kFours ? conflicts_of_fours(cut.pitch) : conflicts(cut.pitch * (reads_ == kPairs ? 2 : 1));
     const double reads = vectors / 2 * double(4 * tile_.taps * tile_.warps * meet);
     const double x_reads = vectors / 2 * double(tile_.taps * tile_.warps * tile_.channels) / 16;
     const double arrivals = (x_rows() * vectors * 16 + planes_rows() * chunks * double(cut.pitch)) / 128;
@@ -225,8 +229,9 @@ class BoxPlanner : public WeightPlanner {
   bool merge() {
     if (!can_merge()) return false;
     merges_ = true, number_planes(true);
+    if (!pack_first(p_.in_w < row_pixels() || !x_maps_fit(), false)) return false;
     set_shift();
-    return pack_first(p_.in_w < row_pixels() || !x_maps_fit(), false);
+    return true;
   }
 
   // Whether boxes can be described, of the operands or of what is packed of them.

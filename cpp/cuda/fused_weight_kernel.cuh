@@ -84,6 +84,20 @@ UPFOLD_DEVICE void read_halves_of_taps(const FusedWeightJob& job, const unsigned
   }
 }
 
+// kFours: words kWord and kWord + 1 of every tap. Half a warp reads eight bytes a lane at a time: rows that would meet in a bank
+// read the two pixels in turns.
+template <typename Tile, int kWord>
+UPFOLD_DEVICE void read_fours(const FusedWeightJob& job, const unsigned char* at, FusedWeightRows<Tile>& rows) {
+  static_assert(Tile::kTaps == 2, "four taps of half of the channels");
+  const bool turned = threadIdx.x & 8;
+  const std::int32_t pixel = job.stride[2] * 2;
+  const uint2 a = *reinterpret_cast<const uint2*>(at + (turned ? pixel : 0));
+  const uint2 b = *reinterpret_cast<const uint2*>(at + (turned ? 0 : pixel));
+  const std::uint32_t low = turned ? 0x1054 : 0x5410, high = turned ? 0x3276 : 0x7632;  // halves of the first pixel, the second
+  rows[0][kWord] = __byte_perm(a.x, b.x, low), rows[1][kWord] = __byte_perm(a.x, b.x, high);
+  rows[0][kWord + 1] = __byte_perm(a.y, b.y, low), rows[1][kWord + 1] = __byte_perm(a.y, b.y, high);
+}
+
 template <typename Value, typename Tile, int kReads, int kWord>
 UPFOLD_DEVICE void read_word(const FusedWeightJob& job, const unsigned char* at, FusedWeightRows<Tile>& rows) {
   if constexpr (sizeof(Value) == 4) {
@@ -93,10 +107,11 @@ UPFOLD_DEVICE void read_word(const FusedWeightJob& job, const unsigned char* at,
   }
 }
 
-// A warp's sums as [row: unit, tap, output channel][input channel]; `row` is the output channel of a lane's first sums.
+// A warp's sums as [row: unit, tap, output channel][input channel]; `row` is that of a lane's first sums, from its unit's first
+// one, and those below them are `below` rows further on.
 template <typename Tile>
 UPFOLD_DEVICE void store_sums(const FusedWeightJob& job, const FusedWeightPlace& place, const FusedWeightSums<Tile>& sums,
-                              std::int32_t row, float* __restrict__ partial) {
+                              std::int32_t row, float* __restrict__ partial, std::int32_t below = 8) {
   const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
   if (unit >= job.units) return;
   const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
@@ -110,7 +125,7 @@ UPFOLD_DEVICE void store_sums(const FusedWeightJob& job, const FusedWeightPlace&
       const float(&v)[4] = sums[i * Tile::kColumns8 + j];
       float* const own_sums = to + std::int64_t(i * kPlaneChannels) * job.sum_pitch + j * 8;
       *reinterpret_cast<float2*>(own_sums) = {v[0], v[1]};
-      *reinterpret_cast<float2*>(own_sums + std::int64_t(8) * job.sum_pitch) = {v[2], v[3]};
+      *reinterpret_cast<float2*>(own_sums + std::int64_t(below) * job.sum_pitch) = {v[2], v[3]};
     }
   }
 }

@@ -129,6 +129,15 @@ class WeightPlanner {
           most = std::max(most, ++banks[(row * (apart / 4) + lane * w_.stride % 32 + word) % 32]);
     return most;
   }
+  // The same of four taps of a pixel, four rows at a time, two of which have its neighbour's.
+  int conflicts_of_fours(std::int64_t apart) const {
+    int banks[32] = {}, most = 0;
+    for (int row = 0; row < 4; ++row)
+      for (int lane = 0; lane < 4; ++lane)
+        for (int word = 0; word < 2; ++word)
+          most = std::max(most, ++banks[(row * (apart / 4) + (2 * lane + row / 2) * w_.stride / 2 % 32 + word) % 32]);
+    return most;
+  }
 
   FusedWeightPlan plan() const {
     FusedWeightPlan plan{};

@@ -140,6 +140,20 @@ BOXED = {
     "narrow columns": (layer(in_channels=150, out_channels=20, in_size=(5, 6), kernel_size=(2, 2), stride=(2, 2)), True),
     "odd columns": (layer(in_channels=40, out_channels=70, in_size=(5, 37), kernel_size=(4, 4), stride=(4, 4)), True),
     "wide columns": (layer(in_channels=40, out_channels=20, in_size=(3, 150), kernel_size=(2, 2), stride=(2, 2)), True),
+    "fours": (layer(in_channels=140, out_channels=40, in_size=(4, 30), kernel_size=(4, 4), stride=(4, 4)), False),
+    "twice fours": (
+        layer(in_channels=70, out_channels=24, in_size=(4, 25), kernel_size=(8, 8), stride=(4, 4), padding=(4, 4)),
+        True,
+    ),
+    "fours far apart": (
+        layer(in_channels=24, out_channels=70, in_size=(5, 16), kernel_size=(3, 7), stride=(4, 8), output_padding=(0, 1)),
+        False,
+    ),
+    "maps of fours": (layer(in_channels=150, out_channels=40, in_size=(6, 8), kernel_size=(4, 4), stride=(4, 4)), False),
+    "cut maps of fours": (
+        layer(in_channels=40, out_channels=40, in_size=(9, 7), kernel_size=(4, 4), stride=(4, 4), batch=9),
+        True,
+    ),
     "columns behind": (
         layer(in_channels=70, out_channels=40, in_size=(5, 16), kernel_size=(4, 4), stride=(4, 4), output_padding=(0, 2)),
         None,
@@ -196,6 +210,7 @@ SHARED = {
     ),
     "maps": (layer(batch=160, in_channels=256, out_channels=40, in_size=(8, 16), kernel_size=(2, 2), stride=(2, 2)), True),
     "cut maps": (layer(batch=200, in_channels=200, out_channels=40, in_size=(8, 14), kernel_size=(2, 2), stride=(2, 2)), True),
+    "fours": (layer(batch=4, in_channels=256, out_channels=40, in_size=(37, 37), kernel_size=(4, 4), stride=(4, 4)), True),
     "three tiles": (layer(in_channels=384, out_channels=40, in_size=(48, 64), kernel_size=(2, 2), stride=(2, 2)), False),
 }
 
