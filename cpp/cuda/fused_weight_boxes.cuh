@@ -54,9 +54,9 @@ struct FusedWeightBoxes {
   std::int32_t row;                     // pixels of a row of x where its rows are one run of pixels, else 0
   // Where the rows of y that a row of x meets are one to the copy engine (joined), elements from that of a tap of the height to
   // that of the next one, else 0; the same where maps are (merged), whose taps of the height are units of one plane.
-  std::int32_t y_row, tap_row;
-  Divisor row_units;     // units of a row of taps
-  std::int32_t y_piece;  // elements of y from piece to piece of a row
+  std::int32_t y_row, tap_row, y_align;  // y_align: elements, of which boxes of joined rows begin at multiples; a power of two
+  Divisor row_units;                     // units of a row of taps
+  std::int32_t y_piece;                  // elements of y from piece to piece of a row
   // Where rows are cut: pixels after which their number begins anew, and from a product's first vector to its second.
   std::int32_t row_pixels, second_pixel;
   std::int32_t piece_products, box_products;
@@ -102,7 +102,7 @@ struct FusedWeightBoxBlock {
   static constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize, kLanePixels = kSize == 2 ? 2 : 1;
   // Elements from a box's first column to that of its first pixel and tap, of a tap of the height.
   __device__ __forceinline__ std::int32_t shift_of(std::int32_t kh) const {
-    return boxes.y_row > 0 ? kh * boxes.y_row % kVector : job.shift / kSize;
+    return boxes.y_row > 0 ? (kh * boxes.y_row & (boxes.y_align - 1)) : job.shift / kSize;
   }
 
   // The output channel of a lane's first row: where pairs of words are read, half a warp at a time, the rows of a half are two

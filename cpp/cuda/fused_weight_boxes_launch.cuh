@@ -34,10 +34,10 @@ namespace upfold::cuda {
 #define UPFOLD_INSTANTIATE_WEIGHT_BOX_KERNEL(index, kReads, Value, ...) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, false, Value, __VA_ARGS__)
 // Those that sum the channels of y as well: of 16-bit values, with strides of two and multiples of four.
-#define UPFOLD_WEIGHT_SUM_TILES(DO, Value)                                                                      \
-  DO(5, kPairs, Value, 2, 128, 2, 1)                                                                            \
-  DO(6, kPairs, Value, 2, 64, 1, 3) DO(7, kShiftedPairs, Value, 3, 64, 2, 1) DO(5, kFours, Value, 2, 128, 2, 1) \
-      DO(6, kFours, Value, 2, 64, 1, 3)
+#define UPFOLD_WEIGHT_SUM_TILES(DO, Value) \
+  DO(5, kPairs, Value, 2, 128, 2, 1)       \
+  DO(6, kPairs, Value, 2, 64, 1, 3)        \
+  DO(7, kShiftedPairs, Value, 3, 64, 2, 1) DO(5, kFours, Value, 2, 128, 2, 1) DO(6, kFours, Value, 2, 64, 1, 3)
 #define UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL(index, kReads, Value, ...) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, true, Value, __VA_ARGS__)
 #define UPFOLD_INSTANTIATE_WEIGHT_SUMS(Value) UPFOLD_WEIGHT_SUM_TILES(UPFOLD_INSTANTIATE_WEIGHT_SUM_KERNEL, Value)

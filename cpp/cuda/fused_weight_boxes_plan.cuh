@@ -1,28 +1,10 @@
 // How the fused gradient of the weight cuts a problem into boxes, pieces and steps (fused_weight_boxes.cuh).
 #pragma once
 
-#include "fused_weight_planner.cuh"
+#include "fused_weight_boxes_cost.cuh"
 
 namespace upfold::cuda {
 namespace {
-
-constexpr std::int64_t kBoxStaticBytes = sizeof(FusedWeightBoxBarriers) + kBoxAlignment;
-
-// In cycles (H200): a product of 2048 sums; a row of a box, a vector of it, one of zeros because it lies outside; what a step
-// takes beside; a microsecond.
-constexpr double kProductCycles = 256, kRowCycles = 1.3, kVectorCycles = 0.5, kOutsideCycles = 1.8, kStepCycles = 150,
-                 kMicrosecondCycles = 1755;
-// How much longer all takes with two stages, or three, and what shared memory does, whose accesses also wait for one another.
-constexpr double kTwoStages = 1.2, kThreeStages = 1.05, kSharedWaits = 1.3;
-constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // of a piece, of a step
-constexpr std::int64_t kMostBox = 256;                                       // elements of an axis of a box
-constexpr std::int64_t kLeastSharedBytes = 1 << 20;                          // of y in a block, from which sharing it pays (H100)
-constexpr std::int64_t kPlaneRows = kPlaneChannels, kPartRows = 32;          // channels of a box of x that is no whole tile
-
-// A piece is some boxes of x next to one another, of so many vectors each; y has `pitch` bytes between rows.
-struct BoxCut : WeightCut {
-  std::int64_t box_vectors, pitch;
-};
 
 class BoxPlanner : public WeightPlanner {
  public:
@@ -31,8 +13,11 @@ class BoxPlanner : public WeightPlanner {
 
   // The boxes, pieces and steps that take least time, of maps as one row where they can be.
   bool cut(const SharedMemory& shared) {
-    if (!aligned_ || !((merge() && choose()) || (describe() && choose()))) return false;
+    if (!aligned_ || !(choose_maps() || choose_rows())) return false;
+    begin_at(best_.align);
+    steps_ = best_.steps, step_microseconds_ = best_.cycles / kMicrosecondCycles;
     cut_ = best_, pitch_ = best_.pitch, x_bytes_ = x_bytes(best_), stage_bytes_ = stage_bytes(best_);
+    if (!fits_packed()) return false;
     const std::int64_t allowed =
         std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
     stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes_);
@@ -48,9 +33,10 @@ class BoxPlanner : public WeightPlanner {
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
     const std::int64_t x_runs[] = {(merges_ ? row_pixels() : p_.in_w) * p_.in_h, 1, p_.in_d};
     const std::int64_t y_runs[] = {p_.out_w * p_.out_h, 1, p_.out_d}, y_rows_of_x[] = {joined_columns(), p_.in_h, p_.out_d};
-    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 || merges_ ? x_runs : x_size);
+    const std::int64_t x_padded[] = {x_row(best_) * vector_, p_.in_h, p_.in_d};
+    plan.x = tensor(p_.x, p_.in_channels, row_ > 0 || merges_ ? x_runs : packs_x_ ? x_padded : x_size);
     plan.y = tensor(joins_y_ ? joined_strides() : p_.y, p_.out_channels, merges_ ? y_runs : joins_y_ ? y_rows_of_x : y_size);
-    plan.cuts = joins_y_ || (merges_ && p_.in_w < row_pixels());
+    plan.cuts = cuts();
     if (row_ > 0) plan.x.strides[1] = ceil_div(p_.in_w * p_.in_h * size_, 16) * 16;  // of one row
     plan.x.box[0] = plan.boxes.box_width, plan.x.box[1] = plan.boxes.box_channels;
     plan.x.swizzle = std::int32_t(16 * best_.box_vectors);
@@ -67,8 +53,8 @@ class BoxPlanner : public WeightPlanner {
       plan.sums = true, plan.row_sums_at = plan.partial_bytes;
       plan.partial_bytes += row_bytes, plan.workspace_bytes += row_bytes;
     }
-    if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, plan.x);
-    if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, plan.y);
+    if (packs_x_) plan.x_pack = pack(p_.x, p_.in_channels, x_size, x_row(best_), plan.x);
+    if (packs_y_) plan.y_pack = pack(p_.y, p_.out_channels, y_size, y_row_vectors(), plan.y);
     return plan;
   }
 
@@ -81,10 +67,14 @@ class BoxPlanner : public WeightPlanner {
   // Whether the rows of y that a row of x meets are one row; whether maps of both are, of x with zeros behind its rows.
   bool joins_y_ = false, merges_ = false;
 
+  bool cuts() const { return joins_y_ || (merges_ && p_.in_w < row_pixels()); }
   std::int64_t y_rows() const { return std::min(out_channels_per_group(p_), kPlaneRows); }
-  std::int64_t x_bytes(const BoxCut& cut) const { return 2 * cut.products() * 16 * tile_.channels; }
+  std::int64_t x_bytes(const BoxCut& cut) const {
+    return ceil_div(cut.rows * cut.boxes() * cut.box_vectors, std::int64_t(2)) * 32 * tile_.channels;
+  }
   std::int64_t stage_bytes(const BoxCut& cut) const {
-    const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * cut.pitch;
+    const std::int64_t behind = joins_y_ ? (cut.row_vectors * vector_ - pixels_of(cut)) * w_.stride * size_ : 0;
+    const std::int64_t bytes = x_bytes(cut) + planes_ * cut.rows * kPlaneChannels * cut.pitch + behind;
     return ceil_div(bytes, kBoxAlignment) * kBoxAlignment;
   }
 
@@ -98,31 +88,64 @@ class BoxPlanner : public WeightPlanner {
     return true;
   }
 
-  bool choose() {
-    const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
-    reads_ = size_ == 2 ? (reads_fours() ? kFours : half_reads()) : pairs ? kPairs : kAny;
-    if (merges_) shift_ = 0;  // of taps of the height, whose boxes begin at vectors
-    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
-    const std::int64_t all = merges_ ? p_.in_h * row_pixels() / vector_ : ceil_div(p_.in_w + early_, vector_);
+  // Maps as one row, where they can be.
+  bool choose_maps() {
     double best = -1;
+    if (!can_merge()) return false;
+    describe_maps(), choose(best);
+    return best >= 0;
+  }
+  // Rows of y one by one, or joined, for which x may have to be packed, but y need not.
+  bool choose_rows() {
+    double best = -1, joined = -1;
+    describe(false);
+    if (!packs_y_ || !can_join_y()) choose(best);
+    const BoxCut apart = best_;
+    if (best >= 0) best = microseconds(best);
+    if (can_join_y()) describe(true), choose(joined);
+    if (joined >= 0) joined = kJoined * microseconds(joined);
+    if (best >= 0 && (joined < 0 || best <= joined)) describe(false), best_ = apart;
+    return best >= 0 || joined >= 0;
+  }
+  // What so many cycles for all steps of a tile come to, and the packing.
+  double microseconds(double cycles) {
+    const std::int64_t tiles = ceil_div(in_channels_per_group(p_), tile_.channels) * ceil_div(units_, tile_.warps) * p_.groups;
+    const double packed = fits_packed() ? double(packed_bytes_) : 0, launch = packed > 0 ? kPackMicroseconds : 0;
+    return cycles / kMicrosecondCycles * double(tiles) / double(kMultiprocessors * tile_.blocks) + launch +
+           packed * kPackedByteMicroseconds;
+  }
+  void choose(double& best) {
+    for (const std::int64_t align : {std::int64_t(16), kSectorBytes}) {
+      begin_at(align);
+      choose_boxes(align, best);
+    }
+  }
+  void choose_boxes(std::int64_t align, double& best) {
+    const std::int64_t planned = kMultiprocessorBytes / tile_.blocks - kReservedBytes - kBoxStaticBytes;
+    const std::int64_t all = row_vectors();
     for (std::int64_t vectors = 8; vectors >= (joins_y_ || merges_ ? 2 : 1); vectors /= 2) {
       const std::int64_t most = vectors == 1 ? 1 : std::min(kMostBoxes, ceil_div(all, vectors));
       for (std::int64_t boxes = 1; boxes <= most; ++boxes) {
-        BoxCut cut{{1, vectors * boxes, ceil_div(all, vectors * boxes)}, vectors, 0};
-        const std::int64_t least = box_pitch(cut);
-        for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
-          choose_pieces(cut, planned, best);
+        // Of a single box the last vectors may have no products.
+        for (std::int64_t used = vectors * boxes; used > (boxes == 1 ? vectors / 2 : vectors * boxes - 1); used -= 2) {
+          BoxCut cut{{1, used, ceil_div(all, used)}, vectors, 0, align, 0, 0};
+          const std::int64_t least = box_pitch(cut);
+          for (cut.pitch = least; cut.pitch < least + 128 && cut.pitch <= kMostBox * size_; cut.pitch += 16) {
+            choose_pieces(cut, planned, best);
+          }
         }
       }
     }
-    return best >= 0;
   }
   // Whether four taps of a pixel are two aligned words, in every row.
   bool reads_fours() const {
     return tile_.taps == 2 && tap_units_ % 2 == 0 && w_.dilation == 1 && w_.stride % 4 == 0 && shift_ % 4 == 0;
   }
+  // Pixels of a piece that there are at most. What lanes read behind them is cut where rows are joined, whatever it is.
+  std::int64_t pixels_of(const BoxCut& cut) const { return std::min(cut.row_vectors * vector_, p_.in_w); }
   std::int64_t box_pitch(const BoxCut& cut) const {
-    if (!merges_) return least_pitch(cut, size_ == 4 ? 0 : 8 / size_);
+    if (!merges_)
+      return least_pitch(joins_y_ ? pixels_of(cut) : cut.row_vectors * vector_, size_ == 4 || reads_ == kFours ? 0 : 8 / size_);
     const std::int64_t rows = cut.row_vectors * vector_ / row_pixels();
     const std::int64_t columns = (rows - 1) * map_row() + (p_.kernel_h - 1) * y_row() + (row_pixels() - 1) * w_.stride +
                                  tap_units_ * tile_.taps * w_.dilation + 8 / size_;
@@ -134,14 +157,14 @@ class BoxPlanner : public WeightPlanner {
     if (pieces > kMostCount) return;
     const double piece = row_cycles(cut) / double(cut.chunks);
     const std::int64_t least = cut.box_vectors == 1 ? 2 : 1;  // a product takes two vectors
-    const std::int64_t copies = planes_ + ceil_div(cut.row_vectors, cut.box_vectors);
+    const std::int64_t copies = planes_ + cut.boxes();
     for (cut.rows = least; cut.rows <= kMostPieces; cut.rows += least) {
       const std::int64_t stages = planned / stage_bytes(cut), steps = ceil_div(pieces, cut.rows);
       if (stages < 2 || (cut.rows > least && (steps * (cut.rows - least) >= pieces || cut.rows * copies > kMostCopies))) return;
       const double step = double(cut.rows) * piece + kStepCycles;
       const double cost = double(steps) * step * (stages == 2 ? kTwoStages : stages == 3 ? kThreeStages : 1.0);
       if (best >= 0 && cost >= best) continue;
-      best = cost, best_ = cut, steps_ = steps, step_microseconds_ = step / kMicrosecondCycles;
+      best = cost, best_ = cut, best_.steps = steps, best_.cycles = step;
     }
   }
 
@@ -155,16 +178,50 @@ class BoxPlanner : public WeightPlanner {
       outside += std::min(columns, begin + i * step + columns - w_.out);
     return ceil_div(outside, vector_);
   }
-  // Cycles of a multiprocessor for the pieces of one row of x, of the same of all its blocks: of the copy engine, which takes its
-  // time for each row of a box,
+  // Vectors of a row of x; of one that is packed, whose boxes then begin at multiples of their size.
+  std::int64_t row_vectors() const { return merges_ ? p_.in_h * row_pixels() / vector_ : ceil_div(p_.in_w + early_, vector_); }
+  std::int64_t x_row(const BoxCut& cut) const {
+    if (merges_) return row_pixels() / vector_;
+    const std::int64_t vectors = ceil_div(p_.in_w, vector_);
+    return packs_x_ ? ceil_div(vectors, cut.box_vectors) * cut.box_vectors : vectors;
+  }
+  std::int64_t y_row_vectors() const { return ceil_div(p_.out_w, vector_); }
+  // Bytes that divide where the rows of boxes begin, at most a line: by the strides of the tensor and the steps of the boxes.
+  static std::int64_t divisor_of(std::initializer_list<std::int64_t> bytes) {
+    std::int64_t align = kLineBytes;
+    for (std::int64_t b : bytes)
+      while (b % align != 0) align /= 2;
+    return std::max<std::int64_t>(align, 16);
+  }
+  static std::int64_t when(bool counts, std::int64_t bytes) { return counts ? bytes : 0; }
+  std::int64_t x_align(const BoxCut& cut) const {
+    const std::int64_t chunk = when(cut.chunks > 1, 16 * cut.row_vectors), box = when(cut.boxes() > 1, 16 * cut.box_vectors);
+    if (row_ > 0) return 16;
+    if (packs_x_) return divisor_of({16 * x_row(cut) * (merges_ ? p_.in_h : 1), chunk, box});
+    return divisor_of({when(p_.batch > 1, p_.x.n * size_), p_.x.c * size_, when(p_.in_d > 1, p_.x.d * size_),
+                       when(p_.in_h > 1 && !merges_, p_.x.h * size_), chunk, box});
+  }
+  std::int64_t y_align(const BoxCut& cut) const {
+    const std::int64_t chunk =
+        when(cut.chunks > 1, merges_ ? 16 * cut.row_vectors / row_pixels() * map_row() : 16 * cut.row_vectors * w_.stride);
+    const std::int64_t first = when(!joins_y_, (w_.pad + shift_) * size_),
+                       early = when(early_ > 0, (vector_ - early_) * w_.stride * size_);
+    const std::int64_t taps = when(joins_y_ && p_.kernel_h > 1 && y_row() * size_ % cut.align != 0, cut.align);
+    if (packs_y_) return divisor_of({16 * y_row_vectors(), chunk, first, early});
+    const std::int64_t row = merges_ ? 0 : joins_y_ ? joined_strides().h : p_.y.h;
+    return divisor_of({when(p_.batch > 1, p_.y.n * size_), p_.y.c * size_, when(p_.out_d > 1, p_.y.d * size_),
+                       when(p_.out_h > 1, row * size_), chunk, first, early, taps});
+  }
+  // Cycles of a multiprocessor for the pieces of one row of x, of the same of all its blocks: of the copies,
   double engine_cycles(const BoxCut& cut) const {
-    const double chunks = double(cut.chunks), vectors = chunks * double(cut.row_vectors);
-    const double inside = merges_ ? double(p_.in_h * row_pixels() / vector_) : double(ceil_div(p_.in_w, vector_));
-    const double outside = row_ > 0 ? 0 : vectors - inside;
-    const double x = vectors / double(cut.box_vectors) * kRowCycles + vectors * kVectorCycles + outside * kOutsideCycles;
-    const double y =
-        chunks * (kRowCycles + double(cut.pitch) / 16 * kVectorCycles) + double(vectors_outside(cut)) * kOutsideCycles;
-    return tile_.blocks * (x_rows() * x + planes_rows() * y);
+    BoxCopies copies;
+    const double chunks = double(cut.chunks), boxes = chunks * double(cut.boxes());
+    copies.add(x_rows() * boxes, cut.box_vectors, x_align(cut));
+    copies.add(planes_rows() * chunks, cut.pitch / 16, y_align(cut));
+    const double inside = merges_ || !packs_x_ ? double(row_vectors()) : double(x_row(cut));
+    const double x_outside = row_ > 0 ? 0 : std::max(0.0, boxes * double(cut.box_vectors) - inside);
+    copies.outside = x_rows() * x_outside + planes_rows() * double(vectors_outside(cut));
+    return tile_.blocks * copies.cycles();
   }
   // or of products, or of shared memory, where products read x, rows are read and copies arrive.
   double row_cycles(const BoxCut& cut) const {
@@ -174,7 +231,7 @@ class BoxPlanner : public WeightPlanner {
     const double x_reads = vectors / 2 * double(tile_.taps * tile_.warps * tile_.channels) / 16;
     const double arrivals = (x_rows() * vectors * 16 + planes_rows() * chunks * double(cut.pitch)) / 128;
     const double accesses = kSharedWaits * tile_.blocks * (reads + x_reads + arrivals);
-    return std::max({engine_cycles(cut), vectors / 2 * kProductCycles * sums(), accesses});
+    return std::max({engine_cycles(cut), vectors / 2 * kProductCycles * (cuts() ? kCuttingProducts : 1.0) * sums(), accesses});
   }
   double x_rows() const { return double(std::min<std::int64_t>(tile_.channels, in_channels_per_group(p_))); }
   double planes_rows() const { return double(std::min(planes_, units_ / plane_units_) * y_rows()); }
@@ -226,45 +283,52 @@ class BoxPlanner : public WeightPlanner {
     if (p_.in_h * p_.stride_h > kMostCount / p_.out_w || map_row() % vector_ != 0) return false;
     return maps_fit(p_.y, p_.out_channels, {p_.out_w, p_.out_h, p_.out_d});
   }
-  bool merge() {
-    if (!can_merge()) return false;
+  void describe_maps() {
     merges_ = true, number_planes(true);
-    if (!pack_first(p_.in_w < row_pixels() || !x_maps_fit(), false)) return false;
-    set_shift();
-    return true;
+    packs_x_ = p_.in_w < row_pixels() || !x_maps_fit(), packs_y_ = false;
   }
 
-  // Whether boxes can be described, of the operands or of what is packed of them.
-  bool describe() {
+  // What boxes are of where maps are not one row: the operands, or what is packed of them.
+  void describe(bool joins) {
     merges_ = false, number_planes(false);
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
     const bool x_fits = fits(p_.x, p_.in_channels, x_size), y_fits = fits(p_.y, p_.out_channels, y_size);
-    joins_y_ = !y_fits && can_join_y();
-    if (joins_y_) set_shift();
+    joins_y_ = joins;
     row_ = !x_fits && !joins_y_ && rows_are_a_run() ? p_.in_w : 0;
     early_ = row_ == 0 ? 0 : vector_ - (std::int64_t(1) << std::min(log_of(vector_), log_of(p_.in_w & -p_.in_w)));
-    return pack_first(!x_fits && row_ == 0, !y_fits && !joins_y_);
+    packs_x_ = !x_fits && row_ == 0, packs_y_ = !y_fits && !joins_y_;
   }
-  // Taps of the height begin within a vector: the most columns from its first, which are halves of vectors for all or for none.
-  void set_shift() { shift_ = y_row() % vector_ == 0 ? 0 : y_row() % (vector_ / 2) == 0 ? vector_ / 2 : vector_ - 1; }
-  bool pack_first(bool x, bool y) {
-    packs_x_ = x, packs_y_ = y;
-    const std::int64_t x_vectors = packed_vectors(p_.in_channels, {p_.in_w, p_.in_h, p_.in_d}),
-                       y_vectors = packed_vectors(p_.out_channels, {p_.out_w, p_.out_h, p_.out_d});
+  // Bytes of which boxes of y begin at multiples, and so how many columns ahead of the first one that is read, and how they are
+  // read. Of taps of the height of joined rows these are the most; merged maps begin at a box themselves, but their taps
+  // anywhere.
+  void begin_at(std::int64_t align) {
+    const std::int64_t elements = align / size_;
+    std::int64_t apart = p_.kernel_h > 1 ? elements : 0;  // divides where the taps of the height are
+    while (apart > 0 && y_row() % apart != 0) apart /= 2;
+    const bool taps_begin_anywhere = joins_y_ || merges_;
+    shift_ = taps_begin_anywhere ? (apart > 0 ? elements - apart : 0) : ((-w_.pad) % elements + elements) % elements;
+    const bool pairs = w_.dilation == 1 && w_.stride % 2 == 0 && tile_.taps % 2 == 0 && shift_ % 2 == 0;
+    reads_ = size_ == 2 ? (reads_fours() ? kFours : half_reads()) : pairs ? kPairs : kAny;
+    if (merges_) shift_ = 0;
+  }
+  bool fits_packed() {
+    const std::int64_t x_vectors = packed_vectors(p_.in_channels, p_.in_h * p_.in_d, x_row(best_)),
+                       y_vectors = packed_vectors(p_.out_channels, p_.out_h * p_.out_d, y_row_vectors());
     if ((packs_x_ && x_vectors > kMostCount) || (packs_y_ && y_vectors > kMostCount)) return false;
     packed_bytes_ = 16 * ((packs_x_ ? x_vectors : 0) + (packs_y_ ? y_vectors : 0));
     return true;
   }
-  std::int64_t packed_vectors(std::int64_t channels, const std::int64_t (&size)[3]) const {
-    return p_.batch * channels * size[1] * size[2] * ceil_div(size[0], vector_);
+  std::int64_t packed_vectors(std::int64_t channels, std::int64_t rows, std::int64_t row) const {
+    return p_.batch * channels * rows * row;
   }
 
   FusedWeightBoxes boxes() const {
     const std::int64_t vectors = best_.box_vectors, channels = tile_.channels, in_channels = in_channels_per_group(p_);
-    const std::int64_t boxes = cut_.row_vectors / vectors;
+    const std::int64_t boxes = best_.boxes();
     FusedWeightBoxes b{};
     b.width = std::int32_t(cut_.row_vectors * vector_), b.box_width = std::int32_t(vectors * vector_);
-    b.piece_products = std::int32_t(ceil_div(cut_.row_vectors, 2)), b.box_products = std::int32_t(ceil_div(vectors, 2));
+    b.piece_products = std::int32_t(ceil_div(cut_.row_vectors, 2));
+    b.box_products = boxes == 1 ? b.piece_products : std::int32_t(ceil_div(vectors, 2));
     b.box_channels = std::int32_t(in_channels % channels == 0 ? channels : in_channels < channels ? in_channels : kPartRows);
     b.channel_boxes = make_divisor(ceil_div(std::min(channels, in_channels), std::int64_t(b.box_channels)));
     b.piece_copies = make_divisor(planes_ + boxes * b.channel_boxes.value);
@@ -281,6 +345,7 @@ class BoxPlanner : public WeightPlanner {
     const std::uint64_t kind = vectors == 8 ? 1 : vectors == 4 ? 2 : vectors == 2 ? 3 : 0;
     b.x_layout = kind << 62 | std::uint64_t(8 * vectors) << 32 | std::uint64_t(vectors == 1 ? channels : 1) << 16;
     b.row = std::int32_t(row_), b.y_row = joins_y_ ? std::int32_t(y_row()) : 0;
+    b.y_align = std::int32_t(best_.align / size_);
     b.tap_row = merges_ ? std::int32_t(y_row()) : 0, b.row_units = make_divisor(tap_units_);
     b.y_piece = std::int32_t(merges_ ? b.width / row_pixels() * map_row() : b.width * w_.stride);
     b.row_pixels = std::int32_t(merges_ ? 2 * vector_ : cut_.chunks * b.width);
@@ -289,14 +354,15 @@ class BoxPlanner : public WeightPlanner {
   }
 
   // Rows of whole vectors: [sample][channel][depth][height].
-  FusedWeightPackJob pack(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], BoxTensor& tensor) const {
-    const std::int64_t row = ceil_div(size[0], vector_), map = row * size[1] * size[2];
+  FusedWeightPackJob pack(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3], std::int64_t row,
+                          BoxTensor& tensor) const {
+    const std::int64_t map = row * size[1] * size[2];
     const std::int64_t strides[] = {map, row, row * size[1], map * channels};
     for (int i = 0; i < 4; ++i) tensor.strides[i] = 16 * strides[i];
     FusedWeightPackJob job{};
     job.row_vectors = make_divisor(row), job.height = make_divisor(size[1]), job.depth = make_divisor(size[2]);
     job.channels = make_divisor(channels);
-    job.vectors = std::uint32_t(packed_vectors(channels, size)), job.width = std::int32_t(size[0]);
+    job.vectors = std::uint32_t(packed_vectors(channels, size[1] * size[2], row)), job.width = std::int32_t(size[0]);
     job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h;
     job.end = (p_.batch - 1) * s.n + (channels - 1) * s.c + (size[2] - 1) * s.d + (size[1] - 1) * s.h + size[0];
     std::int64_t next = s.h * size[1];

@@ -78,7 +78,7 @@ class CopyPlanner : public WeightPlanner {
     FusedWeightJob& job = plan.job;
     job.x_grain = x_grain_, job.y_grain = y_grain_;
     job.x_pieces = (2 * job.products) << (kVectorLog - x_grain_);
-    job.y_pieces = std::int32_t(ceil_div(columns(cut_) * size_, std::int64_t(1) << y_grain_));
+    job.y_pieces = std::int32_t(ceil_div(columns(cut_.row_vectors * vector_) * size_, std::int64_t(1) << y_grain_));
     job.x_lanes = lanes_of(job.x_pieces, log_of(tile_.copiers) - log_of(tile_.channels), 4);
     job.y_lanes = lanes_of(job.y_pieces, 0, 4);
     return plan;
@@ -89,7 +89,7 @@ class CopyPlanner : public WeightPlanner {
 
   // Bytes between rows: as few as meet in the fewest banks, the words behind a pair of values included.
   std::int64_t pitch(const WeightCut& cut) const {
-    const std::int64_t least = least_pitch(cut, 8 / size_);
+    const std::int64_t least = least_pitch(cut.row_vectors * vector_, 8 / size_);
     std::int64_t best = least;
     int fewest = 99;
     for (std::int64_t bytes = least; bytes < least + 128; bytes += 16) {

@@ -110,12 +110,12 @@ class WeightPlanner {
     return w_.stride == 1 ? kUnitStride : kWords;
   }
 
-  // Columns of y that a row of a step reads, the shift included; and bytes, with `behind` elements that nobody wants.
-  std::int64_t columns(const WeightCut& cut) const {
-    return shift_ + (cut.row_vectors * vector_ - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1;
+  // Columns of y that so many pixels of a row read, the shift included; and bytes, with `behind` elements that nobody wants.
+  std::int64_t columns(std::int64_t pixels) const {
+    return shift_ + (pixels - 1) * w_.stride + (w_.kernel - 1) * w_.dilation + 1;
   }
-  std::int64_t least_pitch(const WeightCut& cut, std::int64_t behind) const {
-    const std::int64_t read = columns(cut) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + behind;
+  std::int64_t least_pitch(std::int64_t pixels, std::int64_t behind) const {
+    const std::int64_t read = columns(pixels) + (tap_units_ * tile_.taps - w_.kernel) * w_.dilation + behind;
     return ceil_div(read * size_, 16) * 16;
   }
   // How many lanes meet in a bank when eight rows and four lanes of each are read; pairs are read half a warp at a time, whose
