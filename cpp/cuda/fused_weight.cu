@@ -90,7 +90,8 @@ FusedWeightWork FusedWeightCall::work() const {
             packed,
             plan_->planes_bytes,
             std::int64_t(plan_->sharers),
-            plan_->boxes.tap_row > 0};
+            plan_->boxes.tap_row > 0,
+            std::int64_t(job.together.value)};
   const auto copies = [](std::int64_t count, int grain) { return grain == 1 ? 4 * count : count; };
   const std::int64_t rows = std::int64_t(job.block_planes) * kPlaneChannels * job.rows.value;
   return {std::int64_t(plan_->blocks),
@@ -100,10 +101,11 @@ FusedWeightWork FusedWeightCall::work() const {
           0,
           plan_->planes_bytes,
           1,
-          false};
+          false,
+          1};
 }
 
-std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.parts : 0; }
+std::int64_t FusedWeightCall::sums() const { return plan_ != nullptr && plan_->sums ? plan_->sum.row_parts : 0; }
 
 void FusedWeightCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
   require(plan_ != nullptr, "config = ", config_, "; it does not fit this problem");

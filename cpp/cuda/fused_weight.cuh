@@ -52,6 +52,7 @@ struct FusedWeightJob {
   std::int32_t step_vectors, products;
   // Blocks: tiles of input channels, of units, groups, parts. Output channels of a group are cut into planes.
   Divisor channel_tiles, unit_tiles, groups, tap_units, row_taps, kernel_h;
+  Divisor together;  // parts that a cluster of blocks adds up before it stores their sums
   std::int32_t units, block_planes, in_channels, out_channels;  // of a group
   std::int32_t in_w, out_d, out_h, out_w;
   std::int32_t stride[3], pad[3], dilation[3];
@@ -101,10 +102,11 @@ struct FusedWeightPlace {
 
   __device__ FusedWeightPlace(const FusedWeightJob& job, int tile_channels, int tile_units) {
     std::uint32_t rest = blockIdx.x;
+    const std::uint32_t of_cluster = take(job.together, rest);
     first_channel = std::int32_t(take(job.channel_tiles, rest)) * tile_channels;
     first_unit = std::int32_t(take(job.unit_tiles, rest)) * tile_units;
     group = take(job.groups, rest);
-    part = rest;
+    part = rest * job.together.value + of_cluster;
     first_plane = std::int32_t(divide(job.tap_units, std::uint32_t(first_unit)));
     begin = part * job.length;
     end = begin + job.length < job.steps ? begin + job.length : job.steps;

@@ -17,10 +17,12 @@ std::vector<FusedWeightTileSize> fused_weight_tiles();
 
 // What a choice launches: blocks, of so many steps each; pairs of vectors of 16 bytes of pixels in a step; copies that a step
 // takes, one of two bytes counted as four of more, or where they come in boxes the cycles that these take; bytes of x and y that
-// are packed first, and that are copied as planes ahead of that; blocks that share y, one or two; whether maps are one row.
+// are packed first, and that are copied as planes ahead of that; blocks that share y, one or two; whether maps are one row; parts
+// that a cluster adds up.
 struct FusedWeightWork {
   std::int64_t blocks, steps, products, copies, packed, planes, sharers;
   bool merged;
+  std::int64_t together;
 };
 struct FusedWeightPlan;
 

@@ -21,13 +21,15 @@ namespace upfold::cuda {
   template __global__ void fused_weight_box_kernel<Value, __VA_ARGS__, kReads, kSums>(                                  \
       const __grid_constant__ FusedWeightJob, const __grid_constant__ FusedWeightBoxes, const __grid_constant__ BoxMap, \
       const __grid_constant__ BoxMap, float*, float*);
-// Tiles of 128 channels can share y and cut rows too (kWeightIsWide).
+// Tiles of 128 channels can share y, cut rows and add parts up too (kWeightIsWide).
 #define UPFOLD_INSTANTIATE_WEIGHT_BOXES_OF(kReads, kSums, Value, kTaps, kChannels, ...)                           \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightBoxTile<kTaps, kChannels, __VA_ARGS__>) \
   UPFOLD_WEIGHT_WIDE_##kChannels(kReads, kSums, Value, FusedWeightBoxTile<kTaps, kChannels, __VA_ARGS__>)
-#define UPFOLD_WEIGHT_WIDE_128(kReads, kSums, Value, ...)                                       \
-  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightSharing<__VA_ARGS__>) \
-  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightCutting<__VA_ARGS__>) \
+#define UPFOLD_WEIGHT_WIDE_128(kReads, kSums, Value, ...)                                                          \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightSharing<__VA_ARGS__>)                    \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightCutting<__VA_ARGS__>)                    \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightAdding<__VA_ARGS__>)                     \
+  UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightAdding<FusedWeightCutting<__VA_ARGS__>>) \
   UPFOLD_INSTANTIATE_WEIGHT_BOXES_KERNEL(kReads, kSums, Value, FusedWeightSharing<FusedWeightCutting<__VA_ARGS__>>)
 #define UPFOLD_WEIGHT_WIDE_64(kReads, kSums, Value, ...)
 #define UPFOLD_WEIGHT_WIDE_32(kReads, kSums, Value, ...)
@@ -65,17 +67,20 @@ const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, 
 template <typename Value, typename Tile, int kReads, bool kSums>
 void run_fused_weight_box_tile(const Launch& launch, const FusedWeightPlan& plan, const BoxMap& x, const BoxMap& y,
                                float* partial, float* row_partial) {
-  if constexpr (kWeightIsWide<Tile> && !Tile::kCuts && !Tile::kShares) {
+  if constexpr (kWeightIsWide<Tile> && !Tile::kCuts && !Tile::kShares && !Tile::kAdds) {
     if (plan.cuts)
       return run_fused_weight_box_tile<Value, FusedWeightCutting<Tile>, kReads, kSums>(launch, plan, x, y, partial, row_partial);
   }
-  if constexpr (kWeightIsWide<Tile> && !Tile::kShares) {
+  if constexpr (kWeightIsWide<Tile> && !Tile::kShares && !Tile::kAdds) {
+    if (plan.job.together.value > 1)
+      return run_fused_weight_box_tile<Value, FusedWeightAdding<Tile>, kReads, kSums>(launch, plan, x, y, partial, row_partial);
     if (plan.sharers > 1)
       return run_fused_weight_box_tile<Value, FusedWeightSharing<Tile>, kReads, kSums>(launch, plan, x, y, partial, row_partial);
   }
   const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
   launch_grid("fused", fused_weight_box_kernel<Value, Tile, kReads, kSums>, launch,
-              Grid{plan.blocks, plan.threads, bytes, false, plan.sharers}, plan.job, plan.boxes, x, y, partial, row_partial);
+              Grid{plan.blocks, plan.threads, bytes, false, plan.sharers * plan.job.together.value}, plan.job, plan.boxes, x, y,
+              partial, row_partial);
 }
 
 template <typename Value>

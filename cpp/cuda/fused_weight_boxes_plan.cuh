@@ -1,6 +1,7 @@
 // How the fused gradient of the weight cuts a problem into boxes, pieces and steps (fused_weight_boxes.cuh).
 #pragma once
 
+#include <cstdlib>
 #include "fused_weight_boxes_cost.cuh"
 
 namespace upfold::cuda {
@@ -21,14 +22,15 @@ class BoxPlanner : public WeightPlanner {
     const std::int64_t allowed =
         std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
     stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes_);
+    const std::int64_t sums = std::int64_t(tile_.taps) * kPlaneChannels * tile_.warps * tile_.channels * 4;  // bytes
+    if (tile_.wide && stages_ * stage_bytes_ >= sums) most_together_ = kMostTogether;
     return stages_ >= 2;
   }
 
   FusedWeightPlan plan() const {
     FusedWeightPlan plan = WeightPlanner::plan();
     plan.boxes = boxes();
-    const std::int64_t y_read = length_ * planes_ * best_.rows * kPlaneChannels * pitch_;  // bytes, of a block
-    plan.sharers = tile_.wide && channel_tiles_ % 2 == 0 && y_read >= kLeastSharedBytes ? 2 : 1;
+    plan.sharers = together_ == 1 && shares() ? 2 : 1;
     plan.engine_cycles = std::int64_t(engine_cycles(best_) / double(tile_.blocks * cut_.chunks) * double(cut_.rows));
     const std::int64_t x_size[] = {p_.in_w, p_.in_h, p_.in_d}, y_size[] = {p_.out_w, p_.out_h, p_.out_d};
     const std::int64_t x_runs[] = {(merges_ ? row_pixels() : p_.in_w) * p_.in_h, 1, p_.in_d};
@@ -59,6 +61,11 @@ class BoxPlanner : public WeightPlanner {
   }
 
  private:
+  bool shares() const override {
+    const std::int64_t y_read = length_ * planes_ * best_.rows * kPlaneChannels * pitch_;  // bytes, of a block
+    return tile_.wide && channel_tiles_ % 2 == 0 && y_read >= kLeastSharedBytes;
+  }
+
   const bool aligned_;
   BoxCut best_{};
   // Pixels of a row of a run, and how many of them a box may begin early; whether operands are packed.

@@ -107,25 +107,36 @@ UPFOLD_DEVICE void read_word(const FusedWeightJob& job, const unsigned char* at,
   }
 }
 
-// A warp's sums as [row: unit, tap, output channel][input channel]; `row` is that of a lane's first sums, from its unit's first
-// one, and those below them are `below` rows further on.
+// Where the sums of a lane begin, of those of all [row: unit, tap, output channel][input channel]: `row` rows behind its unit's
+// first, in partial sums number `part`. Null: nobody's unit.
+template <typename Tile>
+UPFOLD_DEVICE float* own_sums(const FusedWeightJob& job, const FusedWeightPlace& place, std::uint32_t part, std::int32_t row,
+                              float* __restrict__ partial) {
+  const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
+  if (unit >= job.units) return nullptr;
+  const std::int64_t group = std::int64_t(part) * job.groups.value + place.group;
+  const std::int64_t first_row = (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + row;
+  return partial + first_row * job.sum_pitch + place.first_channel + lane % 4 * 2;
+}
+// The sums of tap i and column tile j; those of a lane's second row are `below` rows further on.
+UPFOLD_DEVICE void store_sums_of(const FusedWeightJob& job, const FusedWeightPlace& place, int i, int j, float* own,
+                                 std::int32_t below, const float4& v) {
+  if (place.first_channel + j * 8 >= job.in_channels) return;
+  float* const to = own + std::int64_t(i * kPlaneChannels) * job.sum_pitch + j * 8;
+  *reinterpret_cast<float2*>(to) = {v.x, v.y};
+  *reinterpret_cast<float2*>(to + std::int64_t(below) * job.sum_pitch) = {v.z, v.w};
+}
 template <typename Tile>
 UPFOLD_DEVICE void store_sums(const FusedWeightJob& job, const FusedWeightPlace& place, const FusedWeightSums<Tile>& sums,
                               std::int32_t row, float* __restrict__ partial, std::int32_t below = 8) {
-  const std::int32_t lane = std::int32_t(threadIdx.x % 32), unit = place.first_unit + std::int32_t(threadIdx.x / 32);
-  if (unit >= job.units) return;
-  const std::int64_t group = std::int64_t(place.part) * job.groups.value + place.group;
-  const std::int64_t first_row = (group * job.units + unit) * (Tile::kTaps * kPlaneChannels) + row;
-  float* const to = partial + first_row * job.sum_pitch + place.first_channel + lane % 4 * 2;
+  float* const own = own_sums<Tile>(job, place, place.part, row, partial);
+  if (own == nullptr) return;
 #pragma unroll
   for (int i = 0; i < Tile::kTaps; ++i) {
 #pragma unroll
     for (int j = 0; j < Tile::kColumns8; ++j) {
-      if (place.first_channel + j * 8 >= job.in_channels) continue;
       const float(&v)[4] = sums[i * Tile::kColumns8 + j];
-      float* const own_sums = to + std::int64_t(i * kPlaneChannels) * job.sum_pitch + j * 8;
-      *reinterpret_cast<float2*>(own_sums) = {v[0], v[1]};
-      *reinterpret_cast<float2*>(own_sums + std::int64_t(below) * job.sum_pitch) = {v[2], v[3]};
+      store_sums_of(job, place, i, j, own, below, {v[0], v[1], v[2], v[3]});
     }
   }
 }

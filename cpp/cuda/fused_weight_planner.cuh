@@ -13,6 +13,12 @@ constexpr std::int64_t kMostPartial = std::int64_t(64) << 20;  // bytes of parti
 constexpr std::int64_t kMultiprocessors = 132;                 // those of an H200: parts do not depend on the device
 constexpr std::int64_t kMultiprocessorBytes = 228 << 10, kReservedBytes = 1 << 10;
 
+// Those that clusters of four blocks fill: they lie within groups of multiprocessors, whose sizes are no multiples of four (H100:
+// 128 blocks took two waves).
+constexpr std::int64_t kClusteredMultiprocessors = 120;
+
+// What a block reads of others of its cluster in a microsecond, in bytes (H100).
+constexpr double kGatheredBytesMicrosecond = 25e3;
 // What a block costs beside its steps, in microseconds, and bytes of partial sums that are added in one (H200).
 constexpr double kBlockMicroseconds = 3.0, kSumBytesMicrosecond = 1.5e6;
 
@@ -30,6 +36,8 @@ struct WeightCut {
 
 class WeightPlanner {
  public:
+  virtual ~WeightPlanner() = default;
+
   bool supported() const {
     if (p_.op != Operator::kConvTransposeWeight || p_.batch == 0) return false;
     if (p_.dtype != Dtype::kFloat32 && p_.dtype != Dtype::kFloat16 && p_.dtype != Dtype::kBFloat16) return false;
@@ -47,21 +55,13 @@ class WeightPlanner {
   bool split(std::int64_t workspace_cap) {
     workspace_cap_ = workspace_cap;
     channel_tiles_ = ceil_div(in_channels_per_group(p_), tile_.channels), unit_tiles_ = ceil_div(units_, tile_.warps);
-    const std::int64_t tiles = channel_tiles_ * unit_tiles_ * p_.groups, slots = kMultiprocessors * tile_.blocks;
     part_elements_ = units_ * tile_.taps * kPlaneChannels * sum_pitch() * p_.groups;
-    const std::int64_t bytes = part_elements_ * 4,
-                       most = std::min((workspace_cap - packed_bytes_) / bytes, 1 + kMostPartial / bytes);
-    if (workspace_cap < packed_bytes_ || most < 1 || tiles > kMostCount) return false;
+    if (workspace_cap < packed_bytes_ || tiles() > kMostCount) return false;
     double best = -1;
-    for (std::int64_t parts = 1; parts <= std::min(most, steps_); ++parts) {
-      if (parts > 1 && tiles * parts > std::max(4 * slots, 2 * tiles)) break;
-      const std::int64_t length = ceil_div(steps_, parts);
-      if (ceil_div(steps_, length) != parts) continue;
-      const double cost = double(ceil_div(tiles * parts, slots)) * (double(length) * step_microseconds_ + kBlockMicroseconds) +
-                          double(parts * bytes) / kSumBytesMicrosecond;
-      if (best < 0 || cost < best) best = cost, parts_ = parts, length_ = length;
-    }
-    return best >= 0 && tiles * parts_ <= kMostCount;
+    split_together(1, best);
+    if (best < 0 || !shares())
+      for (std::int64_t together = 2; together <= most_together_; together *= 2) split_together(together, best);
+    return best >= 0 && tiles() * parts_ <= kMostCount;
   }
 
  protected:
@@ -79,6 +79,8 @@ class WeightPlanner {
   std::int64_t pitch_ = 0, x_bytes_ = 0, stage_bytes_ = 0, packed_bytes_ = 0, stages_ = 0, steps_ = 0;
   double step_microseconds_ = 0;
   std::int64_t channel_tiles_ = 0, unit_tiles_ = 0, part_elements_ = 0, parts_ = 0, length_ = 0, workspace_cap_ = 0;
+  // Parts that a cluster of blocks adds up; how many may be.
+  std::int64_t together_ = 1, most_together_ = 1;
 
   // Copies of y begin at multiples of `grain` bytes.
   WeightPlanner(const Problem& p, const FusedWeightTileSize& tile, std::int64_t grain) : p_(p), tile_(tile) {
@@ -89,6 +91,25 @@ class WeightPlanner {
     tap_units_ = ceil_div(w_.kernel, tile.taps), row_taps_ = p.kernel_d * p.kernel_h;
     units_ = ceil_div(out_channels_per_group(p), kPlaneChannels) * row_taps_ * tap_units_;
     number_planes(false);
+  }
+  std::int64_t tiles() const { return channel_tiles_ * unit_tiles_ * p_.groups; }
+  // Whether blocks are clusters for another reason, split as they are.
+  virtual bool shares() const { return false; }
+  // The best number of parts of which so many are added up together.
+  void split_together(std::int64_t together, double& best) {
+    const std::int64_t slots = (together > 2 ? kClusteredMultiprocessors : kMultiprocessors) * tile_.blocks;
+    const std::int64_t bytes = part_elements_ * 4;
+    const std::int64_t most = together * std::min((workspace_cap_ - packed_bytes_) / bytes, 1 + kMostPartial / bytes);
+    const double gathered = double(tile_.taps * kPlaneChannels * tile_.warps * tile_.channels * 4 * (together - 1) / together);
+    for (std::int64_t parts = together; parts <= std::min(most, steps_ + together - 1); parts += together) {
+      if (parts > together && tiles() * parts > std::max(4 * slots, 2 * tiles())) break;
+      const std::int64_t length = ceil_div(steps_, parts);
+      if (ceil_div(steps_, length) <= parts - together) continue;
+      const double block = double(length) * step_microseconds_ + kBlockMicroseconds + gathered / kGatheredBytesMicrosecond;
+      const double cost =
+          double(ceil_div(tiles() * parts, slots)) * block + double(parts / together * bytes) / kSumBytesMicrosecond;
+      if (best < 0 || cost < best) best = cost, parts_ = parts, length_ = length, together_ = together;
+    }
   }
   // `merged`: a plane is of all taps of its height.
   void number_planes(bool merged) {
@@ -147,7 +168,7 @@ class WeightPlanner {
     plan.blocks = unsigned(channel_tiles_ * unit_tiles_ * p_.groups * parts_);
     plan.threads = unsigned(tile_.threads);
     plan.sum_blocks = unsigned(cut_sum(plan.sum)), plan.sum.weight_blocks = plan.sum_blocks;
-    plan.partial_bytes = parts_ * part_elements_ * 4, plan.workspace_bytes = plan.partial_bytes + packed_bytes_;
+    plan.partial_bytes = parts_ / together_ * part_elements_ * 4, plan.workspace_bytes = plan.partial_bytes + packed_bytes_;
     return plan;
   }
 
@@ -159,7 +180,7 @@ class WeightPlanner {
     job.total_rows = std::uint32_t(total_rows()), job.steps = std::uint32_t(steps_), job.length = std::uint32_t(length_);
     job.step_vectors = std::int32_t(cut_.rows * cut_.row_vectors), job.products = std::int32_t(cut_.products());
     job.channel_tiles = make_divisor(channel_tiles_), job.unit_tiles = make_divisor(unit_tiles_);
-    job.groups = make_divisor(p_.groups), job.tap_units = make_divisor(plane_units_),
+    job.groups = make_divisor(p_.groups), job.together = make_divisor(together_), job.tap_units = make_divisor(plane_units_),
     job.row_taps = make_divisor(channel_planes_);
     job.kernel_h = make_divisor(channel_planes_ / p_.kernel_d);
     job.units = std::int32_t(units_), job.block_planes = std::int32_t(planes_);
@@ -190,8 +211,8 @@ class WeightPlanner {
       sum.channel_tiles = make_divisor(ceil_div(in_channels_per_group(p_), std::int64_t(1) << channels));
       sum.output_tiles = make_divisor(ceil_div(std::int64_t(sum.outputs), std::int64_t(1) << sum.output_log));
       const std::int64_t blocks = std::int64_t(sum.channel_tiles.value) * sum.output_tiles.value * p_.groups;
-      const bool enough = blocks >= kMultiprocessors && parts_ <= std::int64_t(kPartBatch) << shares;
-      if (enough || blocks >= kManyBlocks || shares == kMostSumShares || std::int64_t(2) << shares > parts_) return blocks;
+      const bool enough = blocks >= kMultiprocessors && sum.parts <= std::int64_t(kPartBatch) << shares;
+      if (enough || blocks >= kManyBlocks || shares == kMostSumShares || std::int64_t(2) << shares > sum.parts) return blocks;
     }
   }
 
@@ -200,7 +221,8 @@ class WeightPlanner {
     sum.taps = make_divisor(kernel_taps(p_)), sum.kernel_w = make_divisor(p_.kernel_w);
     sum.kernel_h = make_divisor(p_.kernel_h), sum.row_taps = make_divisor(row_taps_), sum.unit_taps = make_divisor(tile_.taps);
     sum.tap_units = std::int32_t(tap_units_), sum.in_channels = std::int32_t(in_channels_per_group(p_));
-    sum.outputs = std::int32_t(out_channels_per_group(p_) * kernel_taps(p_)), sum.parts = std::int32_t(parts_);
+    sum.outputs = std::int32_t(out_channels_per_group(p_) * kernel_taps(p_)), sum.parts = std::int32_t(parts_ / together_);
+    sum.row_parts = std::int32_t(parts_);
     sum.sum_pitch = std::int32_t(sum_pitch());
     sum.part_elements = part_elements_, sum.group_elements = part_elements_ / p_.groups;
     sum.w_n = p_.w.n, sum.w_c = p_.w.c, sum.w_d = p_.w.d, sum.w_h = p_.w.h, sum.w_w = p_.w.w;

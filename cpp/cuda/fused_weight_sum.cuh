@@ -25,6 +25,7 @@ struct FusedWeightSumJob {
   // Of the gradient of the bias: blocks ahead of its own; of a group, planes of 16 channels, and rows of a plane, all its taps;
   // those along w, of which units may have more than there are.
   std::uint32_t weight_blocks;
+  std::int32_t row_parts;  // not added up by clusters
   Divisor channel_planes, plane_rows, line_rows;
   std::int32_t out_channels;
 };
@@ -51,7 +52,7 @@ UPFOLD_DEVICE void sum_rows(const FusedWeightSumJob& job, std::uint32_t block, f
                             Value* __restrict__ bias) {
   constexpr std::int32_t kChannels = 16, kShares = kSumThreads / kChannels, kInFlight = 12;
   const std::int32_t channel = std::int32_t(threadIdx.x) % kChannels, share = std::int32_t(threadIdx.x) / kChannels;
-  const std::int32_t plane_rows = std::int32_t(job.plane_rows.value), all = job.parts * plane_rows;
+  const std::int32_t plane_rows = std::int32_t(job.plane_rows.value), all = job.row_parts * plane_rows;
   std::uint32_t group = block;
   const std::int32_t plane = std::int32_t(take(job.channel_planes, group)), planes = std::int32_t(job.channel_planes.value);
   const std::int64_t groups = (gridDim.x - job.weight_blocks) / job.channel_planes.value;
@@ -66,7 +67,7 @@ UPFOLD_DEVICE void sum_rows(const FusedWeightSumJob& job, std::uint32_t block, f
       std::uint32_t part = std::uint32_t(first + i * kShares);
       const std::uint32_t row = take(job.plane_rows, part);
       std::uint32_t line = row;
-      const bool counts = std::int32_t(part) < job.parts && take(job.line_rows, line) < job.kernel_w.value;
+      const bool counts = std::int32_t(part) < job.row_parts && take(job.line_rows, line) < job.kernel_w.value;
       values[i] = counts ? own[part * part_step + row * kChannels] : 0.0f;
     }
 #pragma unroll

@@ -171,10 +171,11 @@ py::list fused_weight_tiles() {
 }
 
 // (blocks, steps of one, products and copies of a step, bytes that are packed, and that are copied as planes, blocks that share,
-// whether maps are one row)
+// whether maps are one row, parts that a cluster adds up)
 py::tuple fused_weight_work(const FusedWeightCall& call) {
   const upfold::cuda::FusedWeightWork work = call.work();
-  return py::make_tuple(work.blocks, work.steps, work.products, work.copies, work.packed, work.planes, work.sharers, work.merged);
+  return py::make_tuple(work.blocks, work.steps, work.products, work.copies, work.packed, work.planes, work.sharers, work.merged,
+                        work.together);
 }
 
 void fused_weight(const FusedWeightCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,

@@ -45,6 +45,8 @@ _WIDE, WIDE_CHANNELS = 0.84, 128
 _FAR, _FAR_STRIDE = 1.45, 8
 # The same where maps are one row to the copy engine (H100, five layers: 1.02 to 1.18).
 _MERGED = 1.15
+# Microseconds of clusters that add parts up.
+_TOGETHER = 2.0
 
 
 def reject(problem: Problem, device: int) -> str | None:
@@ -116,13 +118,13 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         if needed < 0:
             continue
         rates = (_BOX_RATES if boxes else _RATES)[DTYPE_BYTES[problem.dtype]]
-        blocks, steps, products, copies, packed, planes, _, merged = call(problem, config, device).work
+        blocks, steps, products, copies, packed, planes, _, merged, together = call(problem, config, device).work
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
         if boxes and channels >= WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
             time *= _WIDE
-        scratch = (needed - packed - planes) * rates.partial + packed * rates.packed
+        scratch = (needed - packed - planes) * rates.partial + packed * rates.packed + (_TOGETHER if together > 1 else 0.0)
         longer = (_FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0) * (_MERGED if merged else 1.0)
         predicted[config] = longer * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
             planes
