@@ -24,7 +24,7 @@ constexpr double kPackMicroseconds = 1.5, kPackedByteMicroseconds = 6.7e-7;
 constexpr std::int64_t kMostBoxes = 10, kMostPieces = 16, kMostCopies = 96;  // of a piece, of a step
 constexpr std::int64_t kMostBox = 256;                                       // elements of an axis of a box
 constexpr std::int64_t kMostTogether = 4;                                    // blocks of a cluster
-constexpr std::int64_t kLeastSharedBytes = 1 << 20;                          // of y in a block, from which sharing it pays (H100)
+constexpr std::int64_t kLeastSharedBytes = 5 << 18;                          // of y in a block, from which sharing it pays (H100)
 constexpr std::int64_t kPlaneRows = kPlaneChannels, kPartRows = 32;          // channels of a box of x that is no whole tile
 
 // A piece is some boxes of x next to one another, of so many vectors each, of the last one maybe not all; y has `pitch` bytes

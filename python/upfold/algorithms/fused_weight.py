@@ -13,11 +13,11 @@ from . import cuda, fused_groups, fused_weight_last
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: fitted to every tile of 42 contiguous layers on an H200.
+    """What predicts the microseconds of a call: fitted to every tile of 42 contiguous layers on an H200, of boxes on an H100.
 
-    First near the fastest tile of a layer (11 % off in root mean square), then to the choice among all tiles and `gemm`: it takes
-    1.1 (16-bit values) and 0.8 % (float32) longer than with the fastest, 16 % at worst. They order tiles and are compared with
-    other methods; they are no rates of the device.
+    First near the fastest tile of a layer (11 % off in root mean square), then to the choice among all tiles and `gemm`. They
+    order tiles and are compared with other methods; they are no rates of the device. `.ci/check_choice.py` holds the choice to
+    the timings in `benchmarks/timings`.
     """
 
     call: float
@@ -35,18 +35,18 @@ _RATES = {
     2: _Rates(6.1, 0.06, 0.31, 0.295, 4.19e-4, 2.68e-7, 1.11e-6),
 }
 _BOX_RATES = {
-    4: _Rates(6.31, 0.0, 0.228, 0.22, 4.04e-4, 2.41e-7, 7.72e-7, 5.22e-7),
-    2: _Rates(6.72, 0.0, 0.54, 0.146, 3.08e-4, 2.53e-7, 7.3e-7, 6.67e-7),
+    4: _Rates(6.09, 0.0, 0.136, 0.151, 4.28e-4, 2.39e-7, 7.71e-7, 8.28e-7),
+    2: _Rates(7.12, 0.0, 0.486, 0.316, 5.71e-4, 2.77e-7, 4.89e-7, 5.96e-7),
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
 # Of boxes of 16-bit values, tiles of so many input channels: times as long as waves of blocks are predicted (H100, 45 layers).
-_WIDE, WIDE_CHANNELS = 0.84, 128
-# Times as long as is predicted, from such a stride of the width on (FCN's k16 s8 and k64 s32: 1.37 to 1.58).
-_FAR, _FAR_STRIDE = 1.45, 8
-# The same where maps are one row to the copy engine (H100, five layers: 1.02 to 1.18).
-_MERGED = 1.15
-# Microseconds of clusters that add parts up.
-_TOGETHER = 2.0
+_WIDE, WIDE_CHANNELS = 0.511, 128
+# Times as long as is predicted by the bytes of a value, from such a stride of the width on.
+_FAR, _FAR_STRIDE = {4: 1.32, 2: 1.15}, 8
+# The same where maps are one row to the copy engine.
+_MERGED = 1.22
+# Microseconds more where clusters add parts up, whose partial sums are fewer.
+_TOGETHER = 3.3
 
 
 def reject(problem: Problem, device: int) -> str | None:
@@ -118,14 +118,15 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         if needed < 0:
             continue
         rates = (_BOX_RATES if boxes else _RATES)[DTYPE_BYTES[problem.dtype]]
-        blocks, steps, products, copies, packed, planes, _, merged, together = call(problem, config, device).work
+        blocks, steps, products, copies, packed, planes, _, merged, added = call(problem, config, device).work
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
         if boxes and channels >= WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
             time *= _WIDE
-        scratch = (needed - packed - planes) * rates.partial + packed * rates.packed + (_TOGETHER if together > 1 else 0.0)
-        longer = (_FAR if problem.stride[2] >= _FAR_STRIDE and problem.taps > 1 else 1.0) * (_MERGED if merged else 1.0)
+        scratch = (needed - packed - planes) * rates.partial + packed * rates.packed + (_TOGETHER if added > 1 else 0.0)
+        far = problem.stride[2] >= _FAR_STRIDE and problem.taps > 1
+        longer = (_FAR[DTYPE_BYTES[problem.dtype]] if far else 1.0) * (_MERGED if merged else 1.0)
         predicted[config] = longer * (rates.call + max(time, problem.bytes * rates.byte) + scratch) + 1e6 * cuda.planes_seconds(
             planes
         )
