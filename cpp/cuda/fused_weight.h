@@ -8,7 +8,7 @@ namespace upfold::cuda {
 
 // A tile choice: neighbouring taps of a warp, warps that multiply, input channels of a block, blocks of a multiprocessor; threads
 // that copy a stage, and all of a block; whether the copy engine brings its operands instead, in boxes, and whether there are
-// kernels of which two blocks share y, and that cut its rows (fused_weight_boxes.cuh).
+// kernels of which two blocks share y, that cut its rows, and whose clusters add parts up (fused_weight_boxes.cuh).
 struct FusedWeightTileSize {
   int taps, warps, channels, blocks, copiers, threads;
   bool boxes, wide;

@@ -193,55 +193,6 @@ def test_boxes_are_exact(what, dtype, device):
         assert_exact(gradient(case, x, g, config), expected, f"config {config}")
 
 
-# Of few parts, so that a block reads much of the gradient, which two tiles of input channels then share: whole, the second of 72
-# channels, in groups, with taps that overlap, of three dimensions; and three tiles, which share nothing.
-SHARED = {
-    "equal": (layer(in_channels=256, out_channels=40, in_size=(48, 64), kernel_size=(2, 2), stride=(2, 2)), True),
-    "part of a tile": (layer(in_channels=200, out_channels=24, in_size=(60, 64), kernel_size=(2, 2), stride=(2, 2)), True),
-    "four tiles": (layer(in_channels=500, out_channels=16, in_size=(64, 64), kernel_size=(2, 2), stride=(2, 2)), True),
-    "groups": (layer(in_channels=512, out_channels=64, in_size=(64, 64), kernel_size=(2, 2), stride=(2, 2), groups=2), True),
-    "overlapping": (
-        layer(in_channels=256, out_channels=24, in_size=(64, 72), kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)),
-        True,
-    ),
-    "depth": (
-        dataclasses.replace(cases.find("3d-k2s2"), batch=2, in_channels=256, out_channels=20, in_size=(3, 40, 48)),
-        True,
-    ),
-    "maps": (layer(batch=160, in_channels=256, out_channels=40, in_size=(8, 16), kernel_size=(2, 2), stride=(2, 2)), True),
-    "cut maps": (layer(batch=200, in_channels=200, out_channels=40, in_size=(8, 14), kernel_size=(2, 2), stride=(2, 2)), True),
-    "fours": (layer(batch=4, in_channels=256, out_channels=40, in_size=(37, 37), kernel_size=(4, 4), stride=(4, 4)), True),
-    "three tiles": (layer(in_channels=384, out_channels=40, in_size=(48, 64), kernel_size=(2, 2), stride=(2, 2)), False),
-}
-
-
-@DTYPES
-@pytest.mark.parametrize("what", SHARED)
-def test_shared_gradients_are_exact(what, dtype, device):
-    """Of the weight, and of the bias where a tile sums channels on the way; the same again and again."""
-    case, shares = SHARED[what]
-    x, g = exact_operands(case, dtype, device)
-    expected, shared, sums = want(case, x, g), 0, exact_like(g.shape, g[:, 0].numel(), dtype, 5).to(device)
-    megabytes = (2.5 * expected.numel() * 4 + min(box_tiles(case, x, g, device).values())) / 2**20
-    with upfold.use(workspace_mb=megabytes):
-        problem = describe(case, x, g)
-        for config in box_tiles(case, x, g, device):
-            planned = fused_weight.call(problem, config, cuda.index(device))
-            shared += planned.work[6] == 2
-            for _ in range(10):
-                assert_exact(gradient(case, x, g, config), expected, f"config {config}")
-            if not planned.sums:
-                continue
-            w = torch.empty_like(expected, dtype=dtype, device=device)
-            bias = torch.empty(case.out_channels, dtype=dtype, device=device)
-            scratch = torch.empty(planned.workspace_bytes, dtype=torch.uint8, device=device)
-            stream = torch.cuda.current_stream(device).cuda_stream
-            addresses = (x.data_ptr(), w.data_ptr(), bias.data_ptr(), sums.data_ptr(), scratch.data_ptr())
-            FUSED.prepare(problem, config, device)(*addresses, stream)
-            assert_exact(bias, sums.double().cpu().transpose(0, 1).flatten(1).sum(1), f"config {config}")
-    assert (shared > 0) == shares
-
-
 def test_a_nan_stays_in_its_channel_where_boxes_end_in_neighbours(device):
     """In a run of rows a box holds pixels of the rows before and behind."""
     case = BOXED["run"][0]
