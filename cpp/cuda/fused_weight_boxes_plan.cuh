@@ -1,7 +1,6 @@
 // How the fused gradient of the weight cuts a problem into boxes, pieces and steps (fused_weight_boxes.cuh).
 #pragma once
 
-#include <cstdlib>
 #include "fused_weight_boxes_cost.cuh"
 
 namespace upfold::cuda {
@@ -22,8 +21,7 @@ class BoxPlanner : public WeightPlanner {
     const std::int64_t allowed =
         std::min(shared.of_block, shared.of_multiprocessor / tile_.blocks - kReservedBytes) - kBoxStaticBytes;
     stages_ = std::min<std::int64_t>(kBoxMostStages, allowed / stage_bytes_);
-    const std::int64_t sums = std::int64_t(tile_.taps) * kPlaneChannels * tile_.warps * tile_.channels * 4;  // bytes
-    if (tile_.wide && stages_ * stage_bytes_ >= sums) most_together_ = kMostTogether;
+    if (tile_.wide && stages_ * stage_bytes_ >= sum_bytes()) most_together_ = kMostTogether;
     return stages_ >= 2;
   }
 
@@ -116,9 +114,8 @@ class BoxPlanner : public WeightPlanner {
   }
   // What so many cycles for all steps of a tile come to, and the packing.
   double microseconds(double cycles) {
-    const std::int64_t tiles = ceil_div(in_channels_per_group(p_), tile_.channels) * ceil_div(units_, tile_.warps) * p_.groups;
     const double packed = fits_packed() ? double(packed_bytes_) : 0, launch = packed > 0 ? kPackMicroseconds : 0;
-    return cycles / kMicrosecondCycles * double(tiles) / double(kMultiprocessors * tile_.blocks) + launch +
+    return cycles / kMicrosecondCycles * double(tiles()) / double(kMultiprocessors * tile_.blocks) + launch +
            packed * kPackedByteMicroseconds;
   }
   void choose(double& best) {
@@ -194,19 +191,13 @@ class BoxPlanner : public WeightPlanner {
   }
   std::int64_t y_row_vectors() const { return ceil_div(p_.out_w, vector_); }
   // Bytes that divide where the rows of boxes begin, at most a line: by the strides of the tensor and the steps of the boxes.
-  static std::int64_t divisor_of(std::initializer_list<std::int64_t> bytes) {
-    std::int64_t align = kLineBytes;
-    for (std::int64_t b : bytes)
-      while (b % align != 0) align /= 2;
-    return std::max<std::int64_t>(align, 16);
-  }
   static std::int64_t when(bool counts, std::int64_t bytes) { return counts ? bytes : 0; }
   std::int64_t x_align(const BoxCut& cut) const {
     const std::int64_t chunk = when(cut.chunks > 1, 16 * cut.row_vectors), box = when(cut.boxes() > 1, 16 * cut.box_vectors);
     if (row_ > 0) return 16;
-    if (packs_x_) return divisor_of({16 * x_row(cut) * (merges_ ? p_.in_h : 1), chunk, box});
-    return divisor_of({when(p_.batch > 1, p_.x.n * size_), p_.x.c * size_, when(p_.in_d > 1, p_.x.d * size_),
-                       when(p_.in_h > 1 && !merges_, p_.x.h * size_), chunk, box});
+    if (packs_x_) return divisor_of(kLineBytes, {16 * x_row(cut) * (merges_ ? p_.in_h : 1), chunk, box});
+    return divisor_of(kLineBytes, {when(p_.batch > 1, p_.x.n * size_), p_.x.c * size_, when(p_.in_d > 1, p_.x.d * size_),
+                                   when(p_.in_h > 1 && !merges_, p_.x.h * size_), chunk, box});
   }
   std::int64_t y_align(const BoxCut& cut) const {
     const std::int64_t chunk =
@@ -214,10 +205,10 @@ class BoxPlanner : public WeightPlanner {
     const std::int64_t first = when(!joins_y_, (w_.pad + shift_) * size_),
                        early = when(early_ > 0, (vector_ - early_) * w_.stride * size_);
     const std::int64_t taps = when(joins_y_ && p_.kernel_h > 1 && y_row() * size_ % cut.align != 0, cut.align);
-    if (packs_y_) return divisor_of({16 * y_row_vectors(), chunk, first, early});
+    if (packs_y_) return divisor_of(kLineBytes, {16 * y_row_vectors(), chunk, first, early});
     const std::int64_t row = merges_ ? 0 : joins_y_ ? joined_strides().h : p_.y.h;
-    return divisor_of({when(p_.batch > 1, p_.y.n * size_), p_.y.c * size_, when(p_.out_d > 1, p_.y.d * size_),
-                       when(p_.out_h > 1, row * size_), chunk, first, early, taps});
+    return divisor_of(kLineBytes, {when(p_.batch > 1, p_.y.n * size_), p_.y.c * size_, when(p_.out_d > 1, p_.y.d * size_),
+                                   when(p_.out_h > 1, row * size_), chunk, first, early, taps});
   }
   // Cycles of a multiprocessor for the pieces of one row of x, of the same of all its blocks: of the copies,
   double engine_cycles(const BoxCut& cut) const {

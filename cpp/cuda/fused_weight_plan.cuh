@@ -11,16 +11,11 @@ constexpr std::int64_t kStaticBytes = sizeof(FusedWeightShared) + sizeof(FusedWe
 // What a step costs, in products of one unit-tile; and such a product, in microseconds (H200).
 constexpr double kStepProducts = 0.7, kProductMicroseconds = 0.26;
 
-// The logarithm of the bytes, at most 16, that divide all of these.
-int grain_of(std::int64_t alignment, std::initializer_list<std::int64_t> bytes) {
-  std::int64_t grain = std::min<std::int64_t>(16, alignment);
-  for (std::int64_t b : bytes)
-    while (b % grain != 0) grain /= 2;
-  return log_of(grain);
-}
+// The logarithm of the bytes, at most 16, that divide where rows begin.
 int grain_of(const Problem& p, std::int64_t alignment, const Strides& s, std::int64_t width) {
   const std::int64_t size = element_bytes(p.dtype);
-  return grain_of(alignment, {s.n * size, s.c * size, s.d * size, s.h * size, width * size});
+  return log_of(
+      divisor_of(std::min<std::int64_t>(16, alignment), {s.n * size, s.c * size, s.d * size, s.h * size, width * size}));
 }
 
 // Of 1 << log threads that copy neighbouring pieces: as few turns as can be, and few threads without a piece.

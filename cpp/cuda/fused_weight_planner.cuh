@@ -28,6 +28,13 @@ int log_of(std::int64_t value) {
   return log;
 }
 
+// The most bytes, a power of two and at most so many, that divide all of these.
+std::int64_t divisor_of(std::int64_t most, std::initializer_list<std::int64_t> bytes) {
+  for (std::int64_t b : bytes)
+    while (b % most != 0) most /= 2;
+  return most;
+}
+
 // Steps are `rows` rows of `row_vectors` vectors of pixels, `chunks` of which are a row of x.
 struct WeightCut {
   std::int64_t rows, row_vectors, chunks;
@@ -54,7 +61,6 @@ class WeightPlanner {
   // Parts of the reduction: as many as keep the blocks of a large device busy in whole waves.
   bool split(std::int64_t workspace_cap) {
     workspace_cap_ = workspace_cap;
-    channel_tiles_ = ceil_div(in_channels_per_group(p_), tile_.channels), unit_tiles_ = ceil_div(units_, tile_.warps);
     part_elements_ = units_ * tile_.taps * kPlaneChannels * sum_pitch() * p_.groups;
     if (workspace_cap < packed_bytes_ || tiles() > kMostCount) return false;
     double best = -1;
@@ -90,8 +96,11 @@ class WeightPlanner {
     shift_ = ((-w_.pad) % elements + elements) % elements;
     tap_units_ = ceil_div(w_.kernel, tile.taps), row_taps_ = p.kernel_d * p.kernel_h;
     units_ = ceil_div(out_channels_per_group(p), kPlaneChannels) * row_taps_ * tap_units_;
+    channel_tiles_ = ceil_div(in_channels_per_group(p), tile.channels), unit_tiles_ = ceil_div(units_, tile.warps);
     number_planes(false);
   }
+  // Bytes of the sums of a block.
+  std::int64_t sum_bytes() const { return std::int64_t(tile_.taps) * kPlaneChannels * tile_.warps * tile_.channels * 4; }
   std::int64_t tiles() const { return channel_tiles_ * unit_tiles_ * p_.groups; }
   // Whether blocks are clusters for another reason, split as they are.
   virtual bool shares() const { return false; }
@@ -100,7 +109,7 @@ class WeightPlanner {
     const std::int64_t slots = (together > 2 ? kClusteredMultiprocessors : kMultiprocessors) * tile_.blocks;
     const std::int64_t bytes = part_elements_ * 4;
     const std::int64_t most = together * std::min((workspace_cap_ - packed_bytes_) / bytes, 1 + kMostPartial / bytes);
-    const double gathered = double(tile_.taps * kPlaneChannels * tile_.warps * tile_.channels * 4 * (together - 1) / together);
+    const double gathered = double(sum_bytes() * (together - 1) / together);
     for (std::int64_t parts = together; parts <= std::min(most, steps_ + together - 1); parts += together) {
       if (parts > together && tiles() * parts > std::max(4 * slots, 2 * tiles())) break;
       const std::int64_t length = ceil_div(steps_, parts);
