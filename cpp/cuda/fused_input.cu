@@ -22,11 +22,17 @@ constexpr std::int64_t kLeastInputChannels = 16, kLeastReducedChannels = 3;  // 
 
 template <typename Tile>
 constexpr InputTileSize input_size_of() {
-  return {Tile::kPixels, Tile::kChannels, Tile::kTurn, Tile::kReads, Tile::kStages, kInputHasLater<Tile> ? Tile::kLaterBytes : 0};
+  return {Tile::kPixels,
+          Tile::kChannels,
+          Tile::kTurn,
+          Tile::kReads,
+          Tile::kOfWords,
+          Tile::kStages,
+          kInputHasLater<Tile> ? Tile::kLaterBytes : 0};
 }
 constexpr InputTileSize kInputTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) input_size_of<InputTile<__VA_ARGS__>>(),
-    UPFOLD_INPUT_TILES(UPFOLD_TILE, )
+    UPFOLD_INPUT_TILES(UPFOLD_TILE, ) UPFOLD_INPUT_WORD_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
 };
 constexpr int kInputTileCount = int(sizeof(kInputTiles) / sizeof(kInputTiles[0]));
@@ -60,6 +66,7 @@ bool fused_input_fits(int device, const Problem& p, int config, std::int64_t ali
   const bool multiplied = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op != Operator::kConv || !multiplied || config < 0 || config >= kInputTileCount) return false;
   if (in_channels_per_group(p) < kLeastInputChannels || out_channels_per_group(p) < kLeastReducedChannels) return false;
+  if (kInputTiles[config].of_words && !can_copy_boxes()) return false;
   return can_run_input(device) && (p.batch == 0 || plan_input(device, p, config, alignment).possible);
 }
 
@@ -84,6 +91,10 @@ void FusedInputCall::run(const FusedInputOperands& operands, std::uintptr_t stre
   if (plan_ == nullptr) return;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.y);
   require(address % std::uintptr_t(alignment_) == 0, "y begins at ", address, "; it was planned for a multiple of ", alignment_);
+  if (kInputTiles[config_].of_words) {
+    const auto w = reinterpret_cast<std::uintptr_t>(operands.w);
+    require(w % 16 == 0, "w begins at ", w, "; it was planned for a multiple of 16");
+  }
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
   if (problem_.dtype == Dtype::kFloat32) return run_input<float>(launch, *plan_, operands, config_);

@@ -5,7 +5,8 @@
 // tile is a box of pixels, at most 128 * kM, times 8 * kN8 input channels of a group. A *chunk* is some output channels of the
 // reduction: their rows of y that the box reaches (the patch) lie in shared memory. A *step* is what one product takes: four
 // channels times two taps of TF32, or times four taps of 16 bits; lane % 4 is the channel, so that all lanes read at one offset
-// from their own pixel and channel. Which taps belong to which step is a list among the launch's arguments.
+// from their own pixel and channel. Which taps belong to which step is a list among the launch's arguments. Or a step
+// is 32 bytes of a row of the weight as it lies, which then is not packed (InputTile::kOfWords): a lane has its own taps.
 //
 // Two warpgroups multiply: each owns 64 * kM pixels and all channels of the tile. Three warps copy y, one copies packed weights;
 // they run ahead, into the next tiles too. A reduction that is split has its parts added in memory, by another launch, or, if
@@ -13,8 +14,10 @@
 //   raw      [raw_buffers][channel][row of the patch][position]
 //   staging  [warpgroup][2][some channels][64 pixels], of results; or those that are stored later (fused_input_later.cuh)
 //   weight   [weight_buffers][step][group of 8 channels][2 vectors][channel][16 bytes]
+//            [weight_buffers][channel][128 bytes of its row], swizzled; of a weight that is not packed
 #pragma once
 
+#include "box_map.h"
 #include "divide.cuh"
 #include "values.cuh"
 
@@ -25,6 +28,8 @@ constexpr int kMostInputBuffers = 32;         // of weights; a quarter of it of 
 constexpr int kMostInputColumns = 576;        // runs of a patch that are copied at a time
 constexpr int kInputStagingBytes = 18 << 10;  // of results on their way to x, where they are staged
 constexpr int kInputSkew = 16;                // bytes between the pixels of two channels of results that are stored later
+constexpr int kInputBoxSteps = 4;             // of a box of the weight, whose rows have 128 bytes
+constexpr int kInputBoxAlignment = 1024;      // bytes; of such boxes, whose rows are swizzled in groups of eight
 
 struct InputAxis {
   std::int32_t in, out, stride, low;  // low: of pixel 0's first tap
@@ -51,6 +56,9 @@ struct InputJob {
   std::int32_t grain, columns, skew;
   std::int32_t span, pitch;  // elements from row to row of the patch, bytes from channel to channel
   std::int32_t raw_bytes, raw_buffers, weight_buffers;
+  // Of words, in bytes: where the lanes of each remainder of 4 read the first word of a step, how far from there the other one
+  // lies, the next step's first one, and that of the step behind it.
+  std::int32_t word_from[4], word_second, word_step, word_steps;
   bool resident;   // the buffers hold all weights of a tile, and a block keeps its channels
   bool clustered;  // the blocks of a tile's parts are a cluster, which adds them
   bool run;        // the output channels and taps of an input channel lie in w as they are numbered, one after another
@@ -61,7 +69,10 @@ struct InputJob {
   std::int32_t together, later;
   std::int64_t x_n, x_c, x_axis[3], y_n, y_c, y_axis[3], w_ic, w_oc, w_axis[3];
   alignas(16) InputEntry offsets[kMostInputEntries];  // elements from a lane's own one in a chunk
-  InputEntry sources[kMostInputEntries];              // group of four channels * taps + tap
+  union {
+    InputEntry sources[kMostInputEntries];  // group of four channels * taps + tap
+    BoxMap weight;                          // of words, which are of no list
+  };
 };
 static_assert(sizeof(InputJob) <= 4000, "with the pointers it is the arguments of a launch");
 
@@ -78,7 +89,8 @@ struct InputShape {
 // How lanes read taps, of two neighbouring pixels: where their stride is 2, as four elements from a multiple of four on, which
 // are two taps of both; as rows of four taps, or of three, of which the first lies one element in front of such a multiple; and
 // for any stride the two taps of an entry as one aligned vector of each pixel, or one by one, or the four of two entries as one.
-enum class InputReads : std::int32_t { kFours, kRows, kThrees, kPairs, kSingles, kQuads };
+// As words of four bytes, a tap or two of 16 bits, in the order of the weight, which is not packed.
+enum class InputReads : std::int32_t { kFours, kRows, kThrees, kPairs, kSingles, kQuads, kWords };
 
 template <int kM_, int kN8_, int kTurn_, InputReads kReads_>
 struct InputTile : InputShape<kM_, kN8_> {
@@ -87,10 +99,15 @@ struct InputTile : InputShape<kM_, kN8_> {
   // Whether floats go through shared memory on their way to x. Measured on an H200: where a pixel's taps are read together and
   // kernel and stride are equal it gains up to a tenth; 16-bit values lose a quarter and more, and so do rows of four taps where
   // output channels are few.
-  static constexpr bool kStages = kReads == InputReads::kFours || kReads == InputReads::kPairs || kReads == InputReads::kQuads;
+  static constexpr bool kStages = kReads == InputReads::kFours || kReads == InputReads::kPairs || kReads == InputReads::kQuads ||
+                                  kReads == InputReads::kWords;
   static constexpr bool kLater = false;
+  static constexpr bool kOfWords = kReads == InputReads::kWords;
   static constexpr int kLoaders = 96, kBlockThreads = 384;
   static constexpr int kStepWords = 16 * kN8_;  // of 16 bytes, of weights
+  // From one step's weights to the next one's, in the same; of a box the rows hold several.
+  static constexpr int kStepPitch = kOfWords ? 2 : kStepWords;
+  static_assert(!kOfWords || kInputBoxSteps % kTurn == 0, "turns end with boxes");
   // Warpgroups share the registers that the launch gave them, multiples of 8 a thread; asking for more waits forever.
   static constexpr int kLaunchRegisters = 65536 / kBlockThreads / 8 * 8;
   static constexpr int kLoadRegisters = 88, kMultiplyRegisters = 208;

@@ -25,6 +25,11 @@
   DO(16, Value, 1, 32, 4, InputReads::kQuads)   \
   DO(17, Value, 1, 16, 4, InputReads::kQuads)
 
+// Those whose weight is not packed.
+#define UPFOLD_INPUT_WORD_TILES(DO, Value)    \
+  DO(18, Value, 1, 32, 4, InputReads::kWords) \
+  DO(19, Value, 1, 16, 4, InputReads::kWords) \
+  DO(20, Value, 2, 8, 4, InputReads::kWords)
 #define UPFOLD_INSTANTIATE_INPUT(index, Value, ...)                                                                           \
   template __global__ void fused_input_kernel<Value, InputTile<__VA_ARGS__>>(const __grid_constant__ InputJob, std::uint32_t, \
                                                                              const Value*, const uint4*, Value*, float4*);
@@ -36,13 +41,15 @@
   UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kFours) \
   UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kPairs) \
   UPFOLD_INSTANTIATE_INPUT_LATER(2, 16, 2, InputReads::kFours) \
-  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kQuads)
+  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kQuads) \
+  UPFOLD_INSTANTIATE_INPUT_LATER(1, 32, 4, InputReads::kWords)
 #define UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, ...)                                                                     \
   template __global__ void fused_input_reduce_kernel<Value, InputShape<__VA_ARGS__>>(const __grid_constant__ InputJob, \
                                                                                      const float4*, Value*);
 // In namespace upfold::cuda, once for each type.
 #define UPFOLD_INSTANTIATE_INPUTS(Value)                                                                                \
   UPFOLD_INPUT_TILES(UPFOLD_INSTANTIATE_INPUT, Value)                                                                   \
+  UPFOLD_INPUT_WORD_TILES(UPFOLD_INSTANTIATE_INPUT, Value)                                                              \
   UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 32)                                                                          \
   UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 2, 16)                                                                          \
   UPFOLD_INSTANTIATE_INPUT_SHAPE(Value, 1, 16)                                                                          \
@@ -53,6 +60,7 @@
 #ifndef __CUDACC_RTC__
 #include <algorithm>
 
+#include "boxes.h"
 #include "fused_input_plan.h"
 
 namespace upfold::cuda {
@@ -76,16 +84,20 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
     const std::int32_t turns = job.chunks * (job.steps / Tile::kTurn);
     job.later = (pieces + turns - 1) / turns;
   }
-  launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job, Tile::kN8,
-              plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
+  if constexpr (Tile::kOfWords) {
+    job.weight = describe_boxes(plan.weight, operands.w);
+  } else {
+    launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job, Tile::kN8,
+                plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
+  }
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   unsigned blocks = unsigned(multiprocessors);
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   blocks = job.clustered ? plan.blocks : std::min(plan.blocks, blocks);  // a cluster has one tile
   launch_grid("fused", fused_input_kernel<Value, Tile>, launch,
-              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true, job.clustered ? job.splits.value : 1}, job, plan.blocks,
-              y, packed, x, partial);
+              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, !Tile::kOfWords, job.clustered ? job.splits.value : 1}, job,
+              plan.blocks, y, packed, x, partial);
   if (plan.blocks == job.whole || job.clustered) return;
   const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
   launch_grid("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
@@ -98,6 +110,7 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
 template <typename Value>
 void run_input(const Launch& launch, const InputPlan& plan, const FusedInputOperands& operands, int config) {
   UPFOLD_INPUT_TILES(UPFOLD_RUN_INPUT, Value)
+  UPFOLD_INPUT_WORD_TILES(UPFOLD_RUN_INPUT, Value)
 }
 
 // Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.

@@ -1,45 +1,12 @@
 // The planner of the fused gradient of the input; host code, for one source.
 #pragma once
 
-#include <algorithm>
 #include <numeric>
-#include <vector>
 
-#include "fused_input_plan.h"
+#include "fused_input_words.cuh"
 
 namespace upfold::cuda {
 namespace {
-
-constexpr std::int64_t kMostInputCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
-constexpr std::int64_t kInputRawBytes = 20 << 10;                // aim for a chunk of y
-constexpr std::int64_t kInputStageBytes = 16 << 10;              // and at most for a buffer of weights that stream
-constexpr std::int64_t kInputKeptBytes = 32 << 10;               // and of those that stay
-constexpr std::int64_t kInputWeightBytes = 80 << 10;             // and for all that stream
-constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
-constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
-constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
-constexpr std::uint32_t kLeastLaterTiles = 264;                  // where results are stored later: two of a block (H100)
-constexpr double kRunsCost = 25;             // of a tile whose copies are runs, as cost_of has those of grains
-constexpr std::int64_t kMostSplitWaves = 8;  // of tiles, of which the last one is worth a split
-
-// Wavefronts in which a warp reads one entry, where a channel is `pitch` words from the next: lanes read `width` words of pixels
-// that are `step` words apart.
-inline int read_conflicts(std::int64_t pitch, double step, int width) {
-  int most = 0;
-  const int together = 32 / width;
-  for (int first = 0; first < 32; first += together) {
-    std::vector<std::int64_t> seen[32];
-    for (int lane = first; lane < first + together; ++lane) {
-      for (int word = 0; word < width; ++word) {
-        const std::int64_t at = std::int64_t(lane / 4 * step) + lane % 4 * pitch + word;
-        std::vector<std::int64_t>& bank = seen[at % 32];
-        if (std::find(bank.begin(), bank.end(), at) == bank.end()) bank.push_back(at);
-        most = std::max(most, int(bank.size()));
-      }
-    }
-  }
-  return most;
-}
 
 class InputPlanner {
  public:
@@ -50,7 +17,7 @@ class InputPlanner {
         staging_(later                          ? tile.later_bytes
                  : element_ == 4 && tile.stages ? kInputStagingBytes
                                                 : 0),
-        most_shared_(shared_bytes - kInputFixedBytes - staging_),
+        most_shared_(shared_bytes - kInputFixedBytes - staging_ - (tile.of_words ? kInputBoxAlignment : 0)),
         alignment_(alignment),
         later_(later),
         axes_{axis_d(p), axis_h(p), axis_w(p)} {}
@@ -78,6 +45,8 @@ class InputPlanner {
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
     job.taps = make_divisor(taps), job.kernel_h = make_divisor(p_.kernel_h), job.kernel_w = make_divisor(p_.kernel_w);
     job.channel_tiles = make_divisor(ceil_div(job.ic, tile_.channels));
+    job.run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
+              (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && (p_.w.c == taps || job.oc == 1);
     // Channels whose taps fill whole turns of steps.
     const std::int64_t unit = 2 * (4 / element_) * tile_.turn;
     unit_channels_ = 4 * (unit / std::gcd(unit, taps));
@@ -214,8 +183,11 @@ class InputPlanner {
     return tile_.reads == InputReads::kFours || tile_.reads == InputReads::kRows || tile_.reads == InputReads::kThrees;
   }
 
+  InputWords words() const { return {p_, plan_.job, element_, alignment_}; }
+
   bool can_read() const {
     const InputJob& job = plan_.job;
+    if (tile_.of_words) return words().can_read();
     const std::int64_t taps = p_.kernel_w;
     const bool joined = p_.dilation_w == 1 && taps > 1, paired = p_.stride_w == 2;
     if (tile_.reads == InputReads::kFours) return joined && paired && taps == 2 && job.skew % 4 == 0;
@@ -230,12 +202,16 @@ class InputPlanner {
     InputJob& job = plan_.job;
     if (!can_read()) return false;
     const InputReads reads = tile_.reads;
-    const int width = reads == InputReads::kPairs ? int(element_) / 2 : reads == InputReads::kSingles ? 1 : int(element_);
+    const int width = reads == InputReads::kPairs                                    ? int(element_) / 2
+                      : reads == InputReads::kSingles || reads == InputReads::kWords ? 1
+                                                                                     : int(element_);
     std::int64_t best = 0;
     int least = 1 << 30;
     for (std::int64_t more = 0; more < 8; ++more) {
       const std::int64_t pitch = ceil_div(patch_bytes_, 16) * 4 + more * 4;
-      const int conflicts = read_conflicts(pitch, double(2 * p_.stride_w * element_) / 4, width);
+      std::int64_t from[4];
+      for (int i = 0; i < 4; ++i) from[i] = tile_.of_words ? words().at(i, pitch * 4) / 4 : i * pitch;
+      const int conflicts = read_conflicts(from, double(2 * p_.stride_w * element_) / 4, width);
       if (conflicts < least) least = conflicts, best = pitch;
     }
     job.pitch = std::int32_t(best * 4);
@@ -251,7 +227,11 @@ class InputPlanner {
     job.chunk_channels = std::int32_t(channels), job.raw_bytes = std::int32_t(channels * job.pitch);
     job.chunks = std::int32_t(ceil_div(job.oc, channels));
     job.steps = std::int32_t(channels * taps * element_ / 32);
-    list_taps(channels);
+    if (tile_.of_words) {
+      words().place(tile_.channels, plan_);
+    } else {
+      list_taps(channels);
+    }
     return true;
   }
 
@@ -280,6 +260,18 @@ class InputPlanner {
     plan_.combinations = std::int64_t(job.splits.value) * job.channel_tiles.value * p_.groups;
   }
 
+  // Parts of each tile's reduction that a cluster of blocks has and adds up, in place of so many; 1: the sums go through memory.
+  std::int64_t parts_together(std::int64_t tiles, std::int64_t parts) const {
+    if (parts <= 2) return parts;
+    if (!tile_.of_words) return 1;  // not measured
+    // So many such clusters run at once on an H100 (the runtime's word). Where parts are a fifth longer so, or most
+    // multiprocessors idle anyway, that gains nothing.
+    constexpr std::int64_t kAtOnce[][2] = {{8, 15}, {4, 30}, {3, 39}};
+    for (const auto& [blocks, clusters] : kAtOnce)
+      if (tiles <= clusters && blocks <= parts && blocks * 5 >= parts * 4 && 2 * tiles * blocks >= kInputAimBlocks) return blocks;
+    return 1;
+  }
+
   // Parts of the reduction, buffers of weights and of y. A constant aim of blocks: the sums are the same on every device.
   bool weights() {
     const InputJob& job = plan_.job;
@@ -290,10 +282,12 @@ class InputPlanner {
     const std::int64_t most = std::min<std::int64_t>(steps / kLeastInputSteps, job.chunks);
     const std::int64_t parts = std::max<std::int64_t>(1, std::min(kInputAimBlocks / tiles, most));
     split(tiles, 0, parts);
-    // More than two take longer so than partial sums in memory (pix2pix 512 -> 512 of one pixel with four: 41 us for 34, H100).
-    plan_.job.clustered = job.splits.value == 2;
+    const std::int64_t together = parts_together(tiles, job.splits.value);
+    if (together > 2) split(tiles, 0, together);
+    plan_.job.clustered = together > 1 && job.splits.value == together;
     if (job.clustered && (keep_weights() || stream_weights()) && sums_fit()) return true;
     plan_.job.clustered = false;
+    split(tiles, 0, parts);
     if (keep_weights()) return true;
     // A last wave of few tiles would leave the other multiprocessors idle.
     if (tiles > kInputAimBlocks && tiles < kMostSplitWaves * kInputAimBlocks && last > 0 && steps >= 4 * kLeastInputSteps) {
@@ -303,7 +297,9 @@ class InputPlanner {
   }
 
   // Whether a block's sums fit where y and the weights were.
-  bool sums_fit() const { return plan_.shared_bytes >= tile_.pixels * tile_.channels * 4; }
+  bool sums_fit() const {
+    return plan_.shared_bytes - (tile_.of_words ? kInputBoxAlignment : 0) >= tile_.pixels * tile_.channels * 4;
+  }
 
   // All weights of a tile, where they fit beside three buffers of y and nine of ten multiprocessors are used.
   bool keep_weights() {
@@ -325,6 +321,7 @@ class InputPlanner {
   std::int64_t step_bytes() const { return tile_.channels * 32; }
   // The most steps that divide a chunk's, in whole turns, and are at most that many bytes of weights; or one turn.
   std::int64_t stage_of(std::int64_t bytes) const {
+    if (tile_.of_words) return kInputBoxSteps;
     std::int64_t stage = tile_.turn;
     for (std::int64_t steps = tile_.turn; steps <= plan_.job.steps; steps += tile_.turn)
       if (plan_.job.steps % steps == 0 && steps * step_bytes() <= bytes) stage = steps;
@@ -337,6 +334,7 @@ class InputPlanner {
     job.resident = resident, job.stage_steps = std::int32_t(stage), job.weight_buffers = std::int32_t(stages);
     job.raw_buffers = std::int32_t(std::min<std::int64_t>(kMostInputBuffers / 4, (most_shared_ - weights) / job.raw_bytes));
     plan_.shared_bytes = int(staging_ + weights + job.raw_buffers * job.raw_bytes);
+    if (tile_.of_words) plan_.shared_bytes += kInputBoxAlignment;
     return weights < most_shared_ && job.raw_buffers >= 2;
   }
 
@@ -352,12 +350,11 @@ class InputPlanner {
     plan_.pack_pitch = std::int32_t(job.pack_chunks * run + 32 / element_ / 2 + 1);
     plan_.pack_bytes = int(8 * plan_.pack_pitch * element_);
     job.pack_blocks = make_divisor(ceil_div(job.chunks, job.pack_chunks)), job.pack_steps = make_divisor(job.steps);
-    job.run = (p_.kernel_w == 1 || p_.w.w == 1) && (p_.kernel_h == 1 || p_.w.h == p_.kernel_w) &&
-              (p_.kernel_d == 1 || p_.w.d == p_.kernel_w * p_.kernel_h) && (p_.w.c == taps || job.oc == 1);
     const std::int64_t pack_blocks = p_.groups * job.channel_tiles.value * (tile_.channels / 8) * job.pack_blocks.value;
     if (pack_blocks >= kMostInputCount || job.chunks * run >= kMostInputCount || job.ic >= kMostInputCount) return false;
     plan_.pack_blocks = unsigned(pack_blocks);
-    plan_.packed_bytes = p_.groups * job.channel_tiles.value * job.chunks * std::int64_t(job.steps) * tile_.channels * 32;
+    plan_.packed_bytes =
+        tile_.of_words ? 0 : p_.groups * job.channel_tiles.value * job.chunks * std::int64_t(job.steps) * tile_.channels * 32;
     plan_.workspace_bytes = plan_.packed_bytes;
     if (!job.clustered) plan_.workspace_bytes += std::int64_t(plan_.blocks - job.whole) * tile_.pixels * tile_.channels * 4;
     const std::int64_t outer = (p_.batch > 1 ? p_.x.n : 0) | p_.x.d | p_.x.h | p_.x.c | p_.in_w;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "api.h"
+#include "boxes.h"
 #include "fused_input.cuh"
 #include "launch.cuh"
 
@@ -10,6 +11,7 @@ namespace upfold::cuda {
 struct InputTileSize {
   int pixels, channels, turn;
   InputReads reads;
+  bool of_words;    // whether it takes the weight as it lies
   bool stages;      // whether floats go through shared memory on their way to x
   int later_bytes;  // of shared memory, where they can do so later; else 0
 };
@@ -22,6 +24,7 @@ struct InputPlan {
   std::int32_t pack_pitch = 0;
   std::int64_t combinations = 1;  // of groups, channel tiles and parts of the reduction
   std::int64_t packed_bytes = 0, workspace_bytes = 0;
+  BoxTensor weight = {};  // of words
 };
 
 }  // namespace upfold::cuda

@@ -22,6 +22,10 @@ struct InputRead {
   static __device__ __forceinline__ std::uint32_t word(const unsigned char* at) {
     return *reinterpret_cast<const std::uint32_t*>(at);
   }
+  // A lane's own tap, or two of 16 bits.
+  static __device__ __forceinline__ std::uint32_t own_word(const unsigned char* at) {
+    return kSize == 4 ? element(at) : word(at);
+  }
   static __device__ __forceinline__ uint2 words(const unsigned char* at) { return *reinterpret_cast<const uint2*>(at); }
   static __device__ __forceinline__ float4 elements(const unsigned char* at) { return *reinterpret_cast<const float4*>(at); }
   // Halves of two words: the high one of the first and the low one of the second; the high ones of both.

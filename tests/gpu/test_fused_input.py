@@ -63,6 +63,17 @@ ODD = {
     "rows-k1x4": _layer("k2s2", (32, 48), (10, 6), 3, kernel_size=(1, 4), stride=(1, 4)),
     "rows-3d": _layer("3d-k2s2", (32, 32), (3, 4, 8), 4),
     "rows-3d-groups": _layer("3d-k2s2", (64, 64), (4, 6, 4), 3, groups=2),
+    # Weights that are not packed: taps of a step in one channel or several, in one row or several, padded, few, in every type.
+    "words-k4s4-padded": _layer("k2s2", (33, 24), (6, 10), kernel_size=(4, 4), stride=(4, 4), padding=(2, 2)),
+    "words-k2x4": _layer("k2s2", (40, 28), (6, 9), kernel_size=(2, 4), stride=(2, 4)),
+    "words-k8x2": _layer("k2s2", (24, 12), (5, 7), kernel_size=(8, 2), stride=(4, 2), padding=(3, 0)),
+    "words-k1x16": _layer("k2s2", (24, 10), (5, 9), kernel_size=(1, 16), stride=(1, 8), padding=(0, 4)),
+    "words-k2-dilated": _layer("k2s2", (36, 20), (9, 8), dilation=(3, 2), padding=(1, 2)),
+    "words-k1": _layer("k2s2", (30, 44), (11, 12), kernel_size=(1, 1), stride=(1, 1)),
+    "words-k1s2": _layer("k2s2", (30, 48), (11, 12), kernel_size=(1, 1)),
+    "words-1d-k2": _layer("1d-k16s8p4", (48, 40), (37,), kernel_size=(2,), stride=(2,), padding=(0,)),
+    "words-3d-k4x2x2": _layer("3d-k2s2", (40, 20), (3, 5, 6), 2, kernel_size=(4, 2, 2), stride=(4, 2, 2)),
+    "words-groups-deep": _layer("k2s2", (600, 160), (8, 8), 2, groups=2),
     "three-result-channels": _layer("k4s2p1", (17, 3), (16, 16), 1),
 }
 ALL = {case.name: case.scaled(LIMIT) for case in cases.by_tier("seeds", "decoders", "irregular")} | ODD
@@ -184,6 +195,15 @@ CLUSTERED = {
     "3d": _layer("3d-k2s2", (70, 64), (4, 16, 16), 6),
 }
 
+# Of fewer tiles and so many parts that more blocks add what they have, of float32 and of 16 bits: weights that are not packed.
+TOGETHER = {
+    "four": (_layer("k2s2", (256, 512), (8, 8), 24), 4, 4),
+    "four, odd": (_layer("k2s2", (100, 136), (7, 9), 56, kernel_size=(4, 4), stride=(4, 4)), 4, 4),
+    "three": (_layer("k2s2", (100, 136), (7, 9), 72, kernel_size=(4, 4), stride=(4, 4)), 3, 3),
+    "eight": (_layer("k2s2", (256, 256), (8, 8), 12), 8, 4),
+    "eight of 16 bits": (_layer("k2s2", (256, 512), (8, 8), 12), 11, 8),
+}
+
 
 def _works_of_exact_tiles(case, dtype, shift, device):
     """The work of its own tiles, of results that begin `shift` elements behind an aligned address, between values that stay."""
@@ -206,6 +226,15 @@ def _works_of_exact_tiles(case, dtype, shift, device):
             assert torch.equal(x.cpu().double(), want), config
             assert torch.cat([memory[:shift], memory[shift + want.numel() :]]).isnan().all(), config
     return works
+
+
+@TYPES
+@pytest.mark.parametrize("name", TOGETHER)
+def test_sums_that_clusters_of_more_blocks_add_are_exact(name, dtype, device):
+    case, of_float, of_half = TOGETHER[name]
+    parts = [(work[2], work[8]) for work in _works_of_exact_tiles(case, dtype, 0, device)]
+    blocks = of_float if dtype == torch.float32 else of_half
+    assert (blocks, blocks <= 8) in parts, parts
 
 
 @pytest.mark.parametrize("shift", [0, 2, 1])

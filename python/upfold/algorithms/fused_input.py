@@ -37,6 +37,15 @@ _MULTIPLY = (
     (0.163, 3.19e-6),
     (0.0842, 2.5e-6),
 )
+# As words, where the weight is not packed, fitted to 53 layers on an H100: the same two by the bytes of a value, and of float32
+# where four taps lie in a row; how many times as long two products take, and, by the bytes of a value, storing a sum; microseconds
+# more of a megabyte of weights, of every call, and of 16-bit values where rows of x are shorter than a vector.
+_WORDS = 6
+_MULTIPLY_WORDS = {4: (0.114, 2.65e-6), 2: (0.14, 1.9e-6)}
+_MULTIPLY_ROWS = (0.101, 2.7e-6)
+_TWO_WORDS = 1.18
+_STORED_WORDS = {4: 1.34, 2: 0.72}
+_COLD, _AS_IT_LIES, _SHORT = 0.15, -1.6, 4.0
 # Of 16-bit values, whose results go straight to x: tiles of n channels and taps take n / (n + _FEW) times as long (40 layers, on
 # an H100).
 _FEW = 22
@@ -84,13 +93,18 @@ def swapped(forward: Enqueue, problem: Problem) -> Enqueue:
     return call
 
 
+def _multiply_words(problem: Problem) -> tuple[float, float]:
+    size = DTYPE_BYTES[problem.dtype]
+    return _MULTIPLY_ROWS if size == 4 and problem.kernel_size[-1] % 4 == 0 else _MULTIPLY_WORDS[size]
+
+
 @lru_cache(maxsize=4096)
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: waves of tiles, which multiply or wait for what they copy, and store."""
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     packed = problem.in_channels * problem.out_channels_per_group * problem.taps
-    least = 1e-6 * problem.bytes * _MEMORY
+    least, size = 1e-6 * problem.bytes * _MEMORY, DTYPE_BYTES[problem.dtype]
     predicted = {}
     for config, (pixels, channels, reads) in enumerate(module.fused_input_tiles()):
         if not module.fused_input_fits(device, problem.cuda, config, problem.alignment):
@@ -100,15 +114,20 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             continue
         work = module.FusedInputCall(device, problem.cuda, config, problem.alignment).work
         whole, split, parts, steps, copied, grain, resident, later, clustered = work
-        step, product = _MULTIPLY[reads]
-        multiply = steps * (step + pixels * channels * product) * (_TWO if pixels > _ONE_PRODUCT else 1.0)
+        step, product = _multiply_words(problem) if reads == _WORDS else _MULTIPLY[reads]
+        multiply = steps * (step + pixels * channels * product)
+        if pixels > _ONE_PRODUCT:
+            multiply *= _TWO_WORDS if reads == _WORDS else _TWO
         load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
-        store = pixels * channels * _STORED[DTYPE_BYTES[problem.dtype]]
+        store = pixels * channels * _STORED[size] * (_STORED_WORDS[size] if reads == _WORDS else 1.0)
         waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
         time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
         partial = 4e-6 * split * parts * pixels * channels * _PARTIAL
-        time += partial * (_CLUSTERED if clustered else 1.0) + 1e-6 * packed * _PACKED
-        if DTYPE_BYTES[problem.dtype] == 2:
+        time += partial * (_CLUSTERED if clustered else 1.0)
+        time += _AS_IT_LIES + 1e-6 * size * packed * _COLD if reads == _WORDS else 1e-6 * packed * _PACKED
+        if reads == _WORDS and size == 2 and problem.in_size[-1] < 8:
+            time += _SHORT
+        if size == 2:
             reduced = problem.out_channels_per_group * problem.taps
             time *= reduced / (reduced + _FEW)
         time *= _LATER if later else 1.0
