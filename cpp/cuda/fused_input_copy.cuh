@@ -49,7 +49,7 @@ struct InputCopies {
     __syncthreads();  // barriers are made
   }
 
-  // One thread copies the weights of all tiles; where they all fit, those of the first tile.
+  // Boxes of the weight as it lies: of rows of the next group, or behind the last one, no sums are stored.
   __device__ __forceinline__ void copy_boxes_of_weights() const {
     Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -66,6 +66,7 @@ struct InputCopies {
       if (job.resident) return;
     }
   }
+  // One thread copies the weights of all tiles; where they all fit, those of the first tile.
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
     if constexpr (Tile::kOfWords) return copy_boxes_of_weights();
     await_previous();  // which packs them

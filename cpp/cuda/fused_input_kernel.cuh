@@ -29,6 +29,7 @@ struct InputBlock : InputCopies<Value, Tile> {
     }
   }
 
+  // Words of one turn, which lie alike in every second step: `from` is where the turn begins.
   __device__ __forceinline__ void load_words(Rows& rows, const unsigned char* from,
                                              const std::int32_t (&own)[Tile::kM][2]) const {
 #pragma unroll
