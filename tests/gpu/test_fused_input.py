@@ -67,6 +67,7 @@ ODD = {
     "words-k4s4-padded": _layer("k2s2", (33, 24), (6, 10), kernel_size=(4, 4), stride=(4, 4), padding=(2, 2)),
     "words-k2x4": _layer("k2s2", (40, 28), (6, 9), kernel_size=(2, 4), stride=(2, 4)),
     "words-k8x2": _layer("k2s2", (24, 12), (5, 7), kernel_size=(8, 2), stride=(4, 2), padding=(3, 0)),
+    "words-k4x8": _layer("k2s2", (24, 12), (5, 6), kernel_size=(4, 8), stride=(2, 4), padding=(1, 0)),
     "words-k1x16": _layer("k2s2", (24, 10), (5, 9), kernel_size=(1, 16), stride=(1, 8), padding=(0, 4)),
     "words-k2-dilated": _layer("k2s2", (36, 20), (9, 8), dilation=(3, 2), padding=(1, 2)),
     "words-k1": _layer("k2s2", (30, 44), (11, 12), kernel_size=(1, 1), stride=(1, 1)),

@@ -37,9 +37,9 @@ _MULTIPLY = (
     (0.163, 3.19e-6),
     (0.0842, 2.5e-6),
 )
-# As words, where the weight is not packed, fitted to 53 layers on an H100: the same two by the bytes of a value, and of float32
-# where four taps lie in a row; how many times as long two products take, and, by the bytes of a value, storing a sum; so many
-# microseconds more for a megabyte of weights, for a call, and for 16-bit values where rows of x are shorter than a vector.
+# As words, where the weight is not packed, fitted on an H100 to 33 layers in TF32 and 20 in bfloat16: the same two by bytes of a
+# value, and of float32 where four taps lie in a row; how many times as long two products take, and, by the bytes of a value,
+# storing a sum; microseconds more for a megabyte of weights, for a call, and for 16 bits where rows of x are below a vector.
 _WORDS = 6
 _MULTIPLY_WORDS = {4: (0.114, 2.65e-6), 2: (0.14, 1.9e-6)}
 _MULTIPLY_ROWS = (0.101, 2.7e-6)
