@@ -60,6 +60,9 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastRunsTile<__VA_ARGS__>>(),
                                             UPFOLD_LAST_RUNS_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastWeightRowsTile<__VA_ARGS__>>(),
+                                                UPFOLD_LAST_WEIGHT_ROWS_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
 
@@ -97,7 +100,8 @@ bool fused_last_fits(int device, const Problem& p, int config, std::int64_t alig
   if (kLastTiles[config].exact && (p.dtype != Dtype::kFloat32 || !plain)) return false;
   const std::int64_t in = in_channels_per_group(p), out = out_channels_per_group(p);
   const bool forward = p.op == Operator::kConvTranspose;
-  const std::int64_t results = (forward ? out : in) * (kLastTiles[config].runs ? p.stride_w : 1);
+  const std::int64_t results =
+      (forward ? out : in) * (kLastTiles[config].runs || kLastTiles[config].weight_rows ? p.stride_w : 1);
   if ((forward ? in : out) < kLeastLastSources || results < kLeastLastResults) return false;
   return can_run_last(device) && (p.batch == 0 || plan_last(device, p, config, alignment, kUncapped).possible);
 }

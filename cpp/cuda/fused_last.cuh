@@ -13,8 +13,8 @@
 // phases.
 //
 // Weights are packed first, as a product reads them; those of 16 bits whose channels are innermost are copied as they *lie*,
-// boxes of theirs. The reduction of few tiles is *split* among the blocks of a cluster, which add their sums up through each
-// other's shared memory.
+// boxes of theirs, and so are rows of w, of channels of the result and their taps, where kernel and stride are equal. The
+// reduction of few tiles is *split* among the blocks of a cluster, which add their sums up through each other's shared memory.
 //
 // Two warpgroups multiply, each kM times 64 positions, in all phases of a set; one thread begins all copies. In turned tiles each
 // multiplies kM times 8 kSub8 positions: those of both in 64 channels each, or its own in the same 64. Warpgroups that
@@ -23,6 +23,7 @@
 // that packs the source. Where that launch writes rows as long as the result's, positions are *counted through* a plane.
 #pragma once
 
+#include "box_map.h"
 #include "divide.cuh"
 #include "fused_activate.cuh"
 #include "mma.cuh"
@@ -71,7 +72,7 @@ struct LastTileBase {
   static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
-  static constexpr bool kInTurn = false, kExact = false, kShares = false, kRuns = false;
+  static constexpr bool kInTurn = false, kExact = false, kShares = false, kRuns = false, kWeightRows = false, kRowBoxes = false;
   static constexpr int kReaders = kWarps, kWriters = 1;  // warps that read a patch; those, or threads, that bring it
   static_assert(kM * kSub8 * kPhases * kBlocks <= 64 && kM * kSub8 * kPhases <= 40, "registers of the sums");
   static_assert(kVectors == 4 || kVectors == 8, "the rows of a swizzle");
@@ -101,6 +102,12 @@ struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
 template <int kM, int kSub8>
 struct LastRunsTile : LastAlternatingTile<kM, kSub8, 1, 8> {
   static constexpr bool kRuns = true;
+};
+// Of 16-bit values in planes, where kernel and stride are equal: columns are a row of the weight as it lies, channels of the
+// result and their taps, so that nothing is packed. kBoxes: the copy engine stores, else lanes do.
+template <int kM, int kSub8, bool kBoxes>
+struct LastWeightRowsTile : LastAlternatingTile<kM, kSub8, 1, 8> {
+  static constexpr bool kFromPlanes = true, kWeightRows = true, kRowBoxes = kBoxes;
 };
 // And of sources whose channels are innermost, or are packed so, to results in planes.
 template <int kM, int kSub8, int kPhases, int kVectors, int kRowPhases_ = kPhases, int kWarpgroups = 2>
@@ -202,7 +209,7 @@ UPFOLD_DEVICE std::int32_t column_of_run(const LastRuns& runs, std::int32_t chan
   return step % 2 == 0 ? channel * step + phase : (channel / 2 * step + phase) * 2 + channel % 2;
 }
 
-struct LastJob {
+struct alignas(64) LastJob {
   LastAxis axis[3];                                    // d, h, w
   Divisor tile_n, splits, column_tiles, sets, groups;  // splits: of the reduction, each of split_chunks chunks
   Divisor channels;                                    // of the result in a group: columns are taps times these where `flat`
@@ -252,6 +259,13 @@ struct LastJob {
   LastPatch patch[kMostLastPatches + 1];    // behind one that ends with no pairs
   std::uint32_t pair[kMostLastPairs];       // rows of the patch; from bit 16 on the phase in its set, from bit 20 on the tap
 };
+// Of tiles of rows of the weight, which have one pair, a third description lies behind it in the table: there is no room for one
+// more among a launch's arguments. The copy engine reads it at a multiple of 64 bytes.
+constexpr int kLastThird = (int(sizeof(LastJob)) - kMostLastPairs * 4) / 64 * 64 + 64;
+UPFOLD_DEVICE const BoxMap& third_boxes(const LastJob& job) {
+  return *reinterpret_cast<const BoxMap*>(reinterpret_cast<const char*>(&job) + kLastThird);
+}
+static_assert(kLastThird + int(sizeof(BoxMap)) <= int(sizeof(LastJob)), "a description in the table of pairs");
 static_assert(sizeof(LastJob) <= 3776, "with the descriptions of source and weights and the pointers it is a launch's arguments");
 
 // Of an entry of LastJob::pair.

@@ -23,6 +23,10 @@ class LastAlternator : protected LastCutter {
     job.whole = job.stage_pairs == tile_.phases && has_whole_sets();
     if ((tile_.planes || tile_.whole) && !job.whole) return false;
     if (tile_.planes) describe_planes();
+    if (tile_.weight_rows) {
+      describe_rows_of_weight();
+      return true;
+    }
     if (tile_.transposes) describe_transposed();
     tile_.to_planes ? describe_planes_of_result() : describe_result();
     return true;
@@ -118,11 +122,23 @@ class LastAlternator : protected LastCutter {
                     128,
                     256};
   }
+  void describe_rows_of_weight() {
+    LastJob& job = plan_.job;
+    const Strides& r = result_strides();
+    job.loose = !tile_.row_boxes, job.run_results = make_divisor(p_.kernel_d);
+    job.paired = ((p_.batch > 1 ? r.n : 0) | r.c | r.d | r.h) % 2 == 0;
+    job.run = job.loose ? 64 : std::int32_t(run_of_planes()), job.kept = 64 / job.run * job.run;
+    if (!job.loose) describe_runs_of_planes(p_.kernel_w, tile_.columns / kernel_taps(p_));
+    // All columns of a group, and channels of the source, in boxes of 64 of each.
+    const std::int64_t columns = result_channels() * kernel_taps(p_), row = axis_bytes(p_.w.n, p_.in_channels);
+    plan_.weights = LastWeights::kByResult;
+    plan_.lying = {p_.dtype, {columns, 1, 1, 1, p_.in_channels}, {16, 16, 16, row}, {64, 1, 1, 1, std::int32_t(chunk())}, 128,
+                   256};
+  }
   // Pixels of a row, rows, planes, channels and samples: runs of positions are stored as rows of 128 or 64 bytes, or of fewer.
   void describe_planes_of_result() {
     LastJob& job = plan_.job;
-    const Strides& r = result_strides();
-    const std::int64_t channels = result_channels() * p_.groups, pixel = tile_.row_phases * element_;
+    const std::int64_t pixel = tile_.row_phases * element_;
     job.loose = !stores_boxes_of_planes();
     if (job.loose) {
       const std::int64_t run = run_results(best_);
@@ -135,12 +151,18 @@ class LastAlternator : protected LastCutter {
     std::int64_t run = std::min<std::int64_t>(best_.box[2], 128 / pixel);
     if (tile_.planes) run = run_of_planes();
     job.run = std::int32_t(run), job.kept = tile_.planes ? 64 / job.run * job.run : 64;
-    const std::int32_t row = std::int32_t(run * tile_.row_phases), bytes = std::int32_t(run * pixel);
+    describe_runs_of_planes(tile_.row_phases, tile_.columns / last_planes_parts(int(element_)));
+  }
+  // Boxes of so many channels, of runs of positions which have so many phases in a row.
+  void describe_runs_of_planes(std::int64_t phases, std::int64_t of_box) {
+    const Strides& r = result_strides();
+    const std::int64_t channels = result_channels() * p_.groups;
+    const std::int32_t row = std::int32_t(plan_.job.run * phases), bytes = row * std::int32_t(element_);
     plan_.result = {p_.dtype,
                     {result_size_[2], result_size_[1], result_size_[0], channels, p_.batch},
                     {axis_bytes(r.h, result_size_[1]), axis_bytes(r.d, result_size_[0]), axis_bytes(r.c, channels),
                      axis_bytes(r.n, p_.batch)},
-                    {row, 1, 1, tile_.columns / last_planes_parts(int(element_)), 1},
+                    {row, 1, 1, std::int32_t(of_box), 1},
                     bytes == 128 || bytes == 64 ? bytes : 16,
                     256};
     plan_.result.rounds = false;

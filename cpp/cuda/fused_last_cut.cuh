@@ -169,6 +169,7 @@ class LastCutter : protected LastLayout {
   std::int64_t staged_bytes() const {
     if (tile_.turned) return kLastTurnedStaged;
     if (tile_.runs) return 0;
+    if (tile_.weight_rows) return tile_.row_boxes ? tile_.warpgroups * tile_rows() * tile_.columns * element_ : 0;
     if (tile_.alternates) {
       const int element = int(element_), buffers = tile_.warpgroups * last_planes_buffers(tile_.columns, element);
       if (tile_.to_planes) {
@@ -258,7 +259,8 @@ class LastCutter : protected LastLayout {
 
   bool choose() {
     if (tile_.planes) {  // pixels of a sample in their order
-      const std::int64_t run = stores_boxes_of_planes() ? run_of_planes() : 1, kept = 64 / run * run;
+      const bool boxes = tile_.weight_rows ? tile_.row_boxes : stores_boxes_of_planes();
+      const std::int64_t run = boxes ? run_of_planes() : 1, kept = 64 / run * run;
       best_.box = {1, 1, kept * tile_.products}, best_.halo = {0, 0, 0}, best_.level = 0, best_.rows = tile_rows(),
       best_.cost = 0;
       positions_ = {1, 1, positions_[0] * positions_[1] * positions_[2]};

@@ -7,6 +7,7 @@
 #include "fused_last_runs_store.cuh"
 #include "fused_last_transpose.cuh"
 #include "fused_last_turned_store.cuh"
+#include "fused_last_weight_rows_store.cuh"
 
 namespace upfold::cuda {
 
@@ -53,7 +54,15 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && (Tile::kWarpgroups == 2 || kLastSums<Tile> <= 16);
   // Sets have a patch of a tile each (LastJob::whole).
   static constexpr bool kPlaced = Tile::kAlternates && !Tile::kTransposes && (Tile::kFromPlanes || Tile::kWhole);
-  using Staged = std::conditional_t<Tile::kRuns, LastRunsStore<Value, Tile>, LastStaged<Value, Tile>>;
+  template <bool kOfRows, typename = void>  // not named for types that it refuses
+  struct StagedOf {
+    using Type = std::conditional_t<Tile::kRuns, LastRunsStore<Value, Tile>, LastStaged<Value, Tile>>;
+  };
+  template <typename Unused>
+  struct StagedOf<true, Unused> {
+    using Type = LastWeightRowsStore<Value, Tile>;
+  };
+  using Staged = typename StagedOf<Tile::kWeightRows>::Type;
   using Added = typename Staged::Added;
   static constexpr bool kAdds = Tile::kAlternates && Staged::kAddsPairs;
   // The bias is read ahead of the products, which nothing then waits for, where registers are left for it beside the sums:
@@ -163,13 +172,17 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
     if constexpr (Tile::kRuns) {
       return LastRunsStore<Value, Tile>{{job, place, bias, added, result, nullptr}, y}.run(sums);
     }
+    if constexpr (Tile::kWeightRows) {
+      using Store = LastWeightRowsStore<Value, Tile>;
+      return Store{{job, place, bias, added, result, staging() + warpgroup * Store::kStaged}, y}.run(sums);
+    }
     if constexpr (Tile::kToPlanes) {
       using Loose = LastLooseStore<Value, Tile>;
       if (kLines || job.loose) {
         return Loose{{{job, place, bias, added, result, staging() + warpgroup * Loose::kStaged}}}.run(sums, y);
       }
     }
-    if constexpr (!kLines && !Tile::kRuns)
+    if constexpr (!kLines && !Tile::kRuns && !Tile::kWeightRows)
       Boxes{job, place, bias, added, result, staging() + warpgroup * Boxes::kStaged}.run(sums);
   }
 
@@ -235,7 +248,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         if (thread == 32) block.template copy<false, true>(source, other, packed);
         if (thread == 64) block.tell_empty();
       } else {
-        if (thread == 0) block.template copy<true, true>(source, other, packed);
+        if (thread == 0) block.template copy<true, true>(source, Tile::kWeightRows ? third_boxes(job) : other, packed);
       }
     }
   } else {

@@ -81,7 +81,14 @@ constexpr int kFirstTurned = 9;
   DO(49, Value, 2, 16)                    \
   DO(50, Value, 2, 20)                    \
   DO(51, Value, 1, 16)
+// Of rows of the weight: the same, and whether the copy engine stores.
+#define UPFOLD_LAST_WEIGHT_ROWS_TILES(DO, Value) \
+  DO(52, Value, 2, 16, true)                     \
+  DO(53, Value, 1, 16, true)                     \
+  DO(54, Value, 2, 16, false)                    \
+  DO(55, Value, 1, 16, false)
 constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, kFirstExact = 40, kFirstRuns = 49;
+constexpr int kFirstWeightRows = 52;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -149,6 +156,10 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, 
   UPFOLD_LAST_RUNS_TILES(UPFOLD_INSTANTIATE_LAST_RUNS_KERNEL, Value)       \
   UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastRunsTile<2, 16>) \
   UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastRunsTile<2, 20>)
+#define UPFOLD_INSTANTIATE_LAST_WEIGHT_ROWS_KERNEL(index, Value, ...) \
+  UPFOLD_INSTANTIATE_LAST_KERNEL_OF(false, kByResult, Value, LastWeightRowsTile<__VA_ARGS__>)
+#define UPFOLD_INSTANTIATE_LAST_WEIGHT_ROWS(Value) \
+  UPFOLD_LAST_WEIGHT_ROWS_TILES(UPFOLD_INSTANTIATE_LAST_WEIGHT_ROWS_KERNEL, Value)
 #define UPFOLD_INSTANTIATE_LAST_PACK(Value, Bits, kTurned)                                                                    \
   template __global__ void fused_last_pack_kernel<Value, kTurned>(const __grid_constant__ LastPackJob, const Value*, uint4*); \
   template __global__ void fused_last_pack_both_kernel<Value, Bits, kTurned>(                                                 \
@@ -165,6 +176,7 @@ constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, 
 
 #ifndef __CUDACC_RTC__
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <type_traits>
 
@@ -262,6 +274,9 @@ void run_last_transposing(const Launch& launch, const LastPlan& plan, int config
                           const LastOperands& operands);
 template <typename Value>
 void run_last_runs(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
+template <typename Value>
+void run_last_weight_rows(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part,
+                          const LastOperands& operands);
 void run_last_exact(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
 template <typename Value>
 void run_last_lying(const Launch& launch, const LastPlan& plan, int config, const LastLaunch& part, const LastOperands& operands);
@@ -293,6 +308,15 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+    if constexpr (sizeof(Value) == 2) {
+      if (config >= kFirstWeightRows) {
+        const BoxMap weights = describe_boxes(plan.lying, operands.w);
+        std::memcpy(reinterpret_cast<char*>(&part.job) + kLastThird, &weights, sizeof(weights));
+        if (!job.loose) part.other = describe_boxes(plan.result, own.result);
+        run_last_weight_rows<Value>(launch, plan, config, part, own);
+        continue;
+      }
+    }
     if (config >= kFirstRuns) {
       run_last_runs<Value>(launch, plan, config, part, own);
       continue;

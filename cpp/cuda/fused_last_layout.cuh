@@ -114,6 +114,7 @@ class LastLayout {
 
   bool stores() const {
     if (tile_.runs) return stores_runs();
+    if (tile_.weight_rows) return reads_rows_of_weight() && (!tile_.row_boxes || stores_boxes_of_rows());
     return tile_.planes ? lies_in_planes() : tile_.to_planes ? stores_planes() : stores_boxes();
   }
   // Whether the results of all phases of the width in one channel are a run. Each phase has as many taps: one that it lacks would
@@ -184,12 +185,29 @@ class LastLayout {
            is_box(r.h, sizes[1]) && is_box(r.d, sizes[0]) && is_box(r.c, result_channels() * p_.groups) &&
            is_box(r.n, p_.batch) && (!tile_.planes || run_of_planes() > 0);
   }
+  // The same of tiles of rows of the weight: boxes have some channels, runs of 64 or 128 bytes.
+  bool stores_boxes_of_rows() const {
+    const std::int64_t taps = kernel_taps(p_);
+    return p_.kernel_w == 2 && (taps == 4 || taps == 8) && stores_boxes_of_planes() && run_of_planes() * 4 % 64 == 0 &&
+           (p_.groups == 1 || result_channels() % (tile_.columns / taps) == 0);
+  }
   // Whether x lies in planes of whole vectors, and each pixel has results of its own.
-  bool lies_in_planes() const {
+  bool lies_in_planes() const { return has_planes() && stores_planes(); }
+  bool has_planes() const {
     const Strides& x = p_.x;
     if (!forward_ || !aligned_ || !is_equal()) return false;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
-    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch) && stores_planes();
+    return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch);
+  }
+  // Whether a row of the weight is whole vectors and has all taps of a channel one after another, two of a row of taps together.
+  bool reads_rows_of_weight() const {
+    const Strides &r = result_strides(), &w = p_.w;
+    if (element_ != 2 || !has_planes() || r.w != 1 || r.c == 1 || p_.kernel_w % 2 != 0) return false;
+    const std::int64_t sizes[] = {p_.kernel_w, p_.kernel_h, p_.kernel_d}, steps[] = {w.w, w.h, w.d};
+    std::int64_t taps = 1;
+    for (int i = 0; i < 3; taps *= sizes[i++])
+      if (sizes[i] > 1 && steps[i] != taps) return false;
+    return (result_channels() == 1 || w.c == taps) && is_box(w.n, p_.in_channels);
   }
   // Whether boxes of some channels of the source can be described, pixels of a row innermost.
   bool can_transpose() const {
@@ -205,12 +223,12 @@ class LastLayout {
   // none make whole sectors, of which parts are stored 2.5 times as slowly (rows of 112 bytes, 294 us where tiles with other ends
   // take 179).
   std::int64_t run_of_planes() const {
-    const std::int64_t pixel = tile_.row_phases * element_;
+    const std::int64_t phases = tile_.weight_rows ? p_.kernel_w : tile_.row_phases, pixel = phases * element_;
     for (const std::int64_t row : {128, 64})
       if (p_.in_w % (row / pixel) == 0) return row / pixel;
     std::int64_t best = 0;
     double most = 0;
-    for (std::int64_t run = 1; run <= 64 && run * tile_.row_phases <= kMostBox; ++run) {
+    for (std::int64_t run = 1; run <= 64 && run * phases <= kMostBox; ++run) {
       const std::int64_t kept = 64 / run * run;  // of 64, from where the next box of x begins: with a vector
       if (p_.in_w % run != 0 || run * pixel % kSector != 0 || kept * element_ % 16 != 0) continue;
       const double row = double(run * pixel), rate = row / (1.3 + row / 32);
@@ -227,6 +245,7 @@ class LastLayout {
   }
   // All phases read one position: columns are taps times channels.
   bool is_flat() const {
+    if (tile_.weight_rows) return is_equal();
     if (!forward_ || result_strides().c != 1 || tile_.phases > 1 || tile_.runs || result_channels() % (16 / element_) != 0)
       return false;
     return is_equal();

@@ -20,6 +20,10 @@ template <typename Value>
 struct LastOperandsOf<Value, false, true> {
   using Type = Turned<Value>;
 };
+template <typename Value>
+struct LastOperandsOf<Value, true, true> {
+  using Type = TurnedBoth<Value>;
+};
 
 template <typename Value, typename Tile, LastWeights kWeights>
 struct LastProducts : LastBlock<Value, Tile, kWeights> {

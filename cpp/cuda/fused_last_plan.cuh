@@ -304,6 +304,7 @@ class LastPlanner : LastAlternator {
   bool lie() {
     const LastJob& job = plan_.job;
     const Strides& w = p_.w;
+    if (tile_.weight_rows) return true;
     if (element_ != 2 || tile_.turned || tile_.alternates || result_strides().c != 1 || !job.wide || !aligned_ || w.c != 1)
       return false;
     const std::int64_t columns = out_channels_per_group(p_), pixels = result_size_[0] * result_size_[1] * result_size_[2];

@@ -16,13 +16,14 @@ struct LastTileSize {
   bool in_turn;                                            // there are kernels for pairs whose phases take turns
   bool whole;                                              // of sets that are whole alone
   bool exact, shares, runs;
+  bool weight_rows, row_boxes;  // row_boxes: of those, results that the copy engine stores
 };
 template <typename Tile>
 constexpr LastTileSize last_size_of() {
-  return {Tile::kM,         Tile::kColumns,    Tile::kPhases,     Tile::kRowPhases,  Tile::kBlocks,
-          Tile::kVectors,   Tile::kThreads,    Tile::kWarpgroups, Tile::kProduct,    Tile::kProducts,
-          Tile::kTurned,    Tile::kAlternates, Tile::kFromPlanes, Tile::kToPlanes,   Tile::kTransposes,
-          kHasInTurn<Tile>, Tile::kWhole,      Tile::kExact,      kHasSharing<Tile>, Tile::kRuns};
+  return {Tile::kM,          Tile::kColumns,    Tile::kPhases,     Tile::kRowPhases, Tile::kBlocks, Tile::kVectors,
+          Tile::kThreads,    Tile::kWarpgroups, Tile::kProduct,    Tile::kProducts,  Tile::kTurned, Tile::kAlternates,
+          Tile::kFromPlanes, Tile::kToPlanes,   Tile::kTransposes, kHasInTurn<Tile>, Tile::kWhole,  Tile::kExact,
+          kHasSharing<Tile>, Tile::kRuns,       Tile::kWeightRows, Tile::kRowBoxes};
 }
 
 struct LastPlan {

@@ -70,6 +70,9 @@ struct Turned;
 // Of those whose b lies so: [columns in groups of a row][reduction][a row of 64 or 32 columns].
 template <typename Value>
 struct TurnedColumns;
+// And of those of which both do.
+template <typename Value>
+struct TurnedBoth;
 
 // sums += a b of 64 rows, 8 * kN8 columns and two vectors of the reduction; column tile j adds to sums[j * kStep + kFirst], of a
 // warp's 16 rows as above. Where `adds` is 0, the sums begin with the product, whatever they held.
@@ -132,6 +135,8 @@ UPFOLD_WARPGROUP_CORES(Turned<__half>, "k16", "f32.f16.f16", ", 1, 0")
 UPFOLD_WARPGROUP_CORES(Turned<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 1, 0")
 UPFOLD_WARPGROUP_CORES(TurnedColumns<__half>, "k16", "f32.f16.f16", ", 0, 1")
 UPFOLD_WARPGROUP_CORES(TurnedColumns<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 0, 1")
+UPFOLD_WARPGROUP_CORES(TurnedBoth<__half>, "k16", "f32.f16.f16", ", 1, 1")
+UPFOLD_WARPGROUP_CORES(TurnedBoth<__nv_bfloat16>, "k16", "f32.bf16.bf16", ", 1, 1")
 #undef UPFOLD_WARPGROUP_CORES
 #undef UPFOLD_WARPGROUP_CORE
 

@@ -1,0 +1,161 @@
+"""Tiles whose columns are a row of the weight as it lies, channels and taps: kernels as long as their stride, in planes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from every_config import bad_pixels_stay, forward_is_exact, slices_are_exact
+
+from gpu import assert_repeats_under_load, missing
+from oracle import describe, geometry_arguments, ours, reference
+from upfold import cases
+from upfold.algorithms import REGISTRY, fused_last_weight_rows
+from upfold.dispatch import use_config
+from upfold.methods import our_method
+from upfold.modes import FORWARD, Operands
+
+reason = missing()
+if reason is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+FUSED = REGISTRY["fused"]
+TYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+_ROW, _IMAGE, _VOLUME = (cases.find(name) for name in ("hifigan-512-256@64", "sam-64-32@128", "nnunet3d-64-32@64"))
+
+
+def _equal(size, kernel, **changes):
+    """A layer of planes of that size whose stride is its kernel, 48 to 40 channels."""
+    base = {1: _ROW, 2: _IMAGE, 3: _VOLUME}[len(size)]
+    own = {"batch": 3, "in_channels": 48, "out_channels": 40, "padding": (0,) * len(size)}
+    return dataclasses.replace(base, in_size=size, kernel_size=kernel, stride=kernel, **(own | changes))
+
+
+LAYERS = {
+    "2 x 2": _equal((5, 8), (2, 2)),
+    "2 x 2, odd rows": _equal((8, 13), (2, 2)),
+    "2 x 2, of more channels than a tile": _equal((8, 8), (2, 2), in_channels=200, out_channels=136),
+    "2 x 2, few channels": _equal((8, 12), (2, 2), in_channels=16, out_channels=6),
+    "2 x 2, groups": _equal((8, 8), (2, 2), in_channels=128, out_channels=72, groups=2),
+    "2 x 2, many samples": _equal((2, 4), (2, 2), batch=150),
+    "1 x 2": _equal((4, 10), (1, 2)),
+    "2 x 6": _equal((4, 6), (2, 6)),
+    "3 x 4": _equal((6, 4), (3, 4), out_channels=22),
+    "4 x 4": _equal((16, 9), (4, 4)),
+    "1d": _equal((72,), (8,)),
+    "3d": _equal((2, 4, 5), (2, 2, 2)),
+    "3d, of one depth": _equal((3, 5, 8), (1, 2, 2)),
+    "3d, of odd depths": _equal((2, 4, 4), (3, 1, 2)),
+}  # fmt: skip
+REFUSED = {
+    "an odd row of taps": _equal((8, 8), (3, 3)),
+    "planes of no whole vectors": _equal((5, 5), (2, 2)),
+    "rows of the weight of no whole vectors": _equal((8, 8), (2, 2), out_channels=33 * 2 + 1, in_channels=16),
+    "padding": _equal((8, 8), (2, 2), padding=(1, 0)),
+    "a kernel beyond its stride": dataclasses.replace(_equal((8, 8), (4, 4)), stride=(2, 2)),
+}
+# Of several tiles for each multiprocessor; of weights that stay with their block, and that do not.
+LOADED = {
+    "stays": _equal((64, 96), (2, 2), in_channels=64, out_channels=64, batch=9),
+    "streams": _equal((32, 40), (2, 2), in_channels=512, out_channels=256, batch=9),
+}
+
+
+def _configs(problem, device):
+    return [config for config in FUSED.configs(problem, device) if config >= fused_last_weight_rows.FIRST]
+
+
+def _expected(problem, device):
+    """Those, which must be there on Hopper."""
+    found = _configs(problem, device)
+    assert found or torch.cuda.get_device_capability(device)[0] != 9
+    return found
+
+
+def _described(operands, case):
+    return describe(*operands, tuple(geometry_arguments(case.geometry).values()))
+
+
+@TYPES
+@pytest.mark.parametrize("name", LAYERS)
+def test_forward_is_exact(name, dtype, device):
+    forward_is_exact(LAYERS[name], dtype, device, torch.Tensor.contiguous, _expected)
+
+
+@TYPES
+@pytest.mark.parametrize("name", LAYERS)
+def test_slices_are_exact(name, dtype, device):
+    """Beginning with whole vectors, in rows that are whole vectors, whole words, or not."""
+    places = ((0, 0, 8), (0, 8, 16), (0, 0, 2), (0, 0, 1))
+    slices_are_exact(LAYERS[name], dtype, device, torch.Tensor.contiguous, _expected, places)
+
+
+@TYPES
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused(name, dtype, device):
+    case = REFUSED[name]
+    assert not _configs(_described(case.tensors(dtype, device, bias=True), case), device)
+
+
+@pytest.mark.parametrize("storage", ["float32", "channels innermost", "behind one", "weight behind one", "weight innermost"])
+def test_other_layouts_are_refused(storage, device):
+    case = LAYERS["2 x 2"]
+    x, w, b = case.tensors(torch.float32 if storage == "float32" else torch.bfloat16, device, bias=True)
+
+    def behind_one(t):
+        return torch.zeros(t.numel() + 1, dtype=t.dtype, device=t.device)[1:].view(t.shape).copy_(t)
+
+    if storage == "channels innermost":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif storage == "behind one":
+        x = behind_one(x)
+    elif storage == "weight behind one":
+        w = behind_one(w)
+    elif storage == "weight innermost":
+        w = w.contiguous(memory_format=torch.channels_last)
+    assert not _configs(_described((x, w, b), case), device)
+
+
+@TYPES
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "tanh"])
+@pytest.mark.parametrize("name", ["2 x 2", "3d"])
+def test_activations(name, activation, dtype, device):
+    case = LAYERS[name]
+    operands = case.tensors(dtype, device, exact=True, bias=True)
+    want = getattr(torch.nn.functional, activation)(reference(operands, case.geometry)).to(dtype)
+    for config in _expected(_described(operands, case), device):
+        with use_config(config):
+            got = ours(operands, case.geometry, "fused", activation=activation)
+        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+
+
+@TYPES
+@pytest.mark.parametrize("name", LAYERS)
+def test_bad_pixels_stay_where_taps_carry_them(name, dtype, device):
+    bad_pixels_stay(LAYERS[name], dtype, device, torch.Tensor.contiguous, _expected)
+
+
+@TYPES
+@pytest.mark.parametrize("name", LOADED)
+def test_every_tile_repeats(name, dtype, device):
+    case = LOADED[name]
+    operands = Operands(*case.tensors(dtype, device, bias=True))
+    for config in _expected(_described((operands.x, operands.w, operands.bias), case), device):
+        run = our_method(FORWARD, "fused", case.geometry, config)
+        assert_repeats_under_load(lambda: run(operands), device, f"config {config}")  # noqa: B023 (called at once)
+
+
+@TYPES
+@pytest.mark.parametrize("name", LOADED)
+def test_many_tiles_are_exact(name, dtype, device):
+    """Against another method, as a reference of so many products takes long; without scratch memory."""
+    case = LOADED[name]
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = ours((x, w, b), case.geometry, "gemm")
+    problem = _described((x, w, b), case)
+    for config in _expected(problem, device):
+        assert FUSED.workspace_bytes(problem, config, device) == 0
+        with use_config(config):
+            assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), f"config {config}"
