@@ -21,7 +21,7 @@ struct LastWeightRowsStore : LastStaged<Value, Tile> {
 
   Value* y;
 
-  // A lane's first column of the tile's eights, and its channel, of which `tap` is left.
+  // A lane's first column of an eight of the tile, and what it is.
   static __device__ __forceinline__ std::int32_t column_of(const LastPlace& place, int eight) {
     return place.column_tile * Tile::kColumns + eight * 8 + lane() % 4 * 2;
   }

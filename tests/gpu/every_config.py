@@ -77,6 +77,16 @@ def bad_pixels_stay(case: Case, dtype: torch.dtype, device: torch.device, storag
         assert torch.equal(dirty[~reached], clean[~reached]), f"config {config}"
 
 
+def activation_is_close(case: Case, dtype: torch.dtype, device: torch.device, activation: str, configs: Configs) -> None:
+    """The forward by `fused` of contiguous tensors, with a bias and an activation of `torch.nn.functional`."""
+    operands = case.tensors(dtype, device, exact=True, bias=True)
+    want = getattr(torch.nn.functional, activation)(reference(operands, case.geometry)).to(dtype)
+    for config in configs(describe(*operands, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            got = ours(operands, case.geometry, "fused", activation=activation)
+        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+
+
 def gradient_is_exact(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:
     """The gradient of the input by `fused`, of a gradient of the result as `storage` lays it out."""
     x, w, _ = case.tensors(dtype, device, exact=True, bias=False)

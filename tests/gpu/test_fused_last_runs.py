@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import bad_pixels_stay, forward_is_exact, slices_are_exact
+from every_config import activation_is_close, bad_pixels_stay, forward_is_exact, slices_are_exact
 
 import upfold
 from gpu import assert_repeats_under_load, missing
@@ -136,13 +136,7 @@ def test_slices_are_exact(name, source, dtype, device):
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "tanh"])
 @pytest.mark.parametrize("name", ["stride 5", "stride 8"])
 def test_activations(name, activation, dtype, device):
-    case = LAYERS[name]
-    operands = case.tensors(dtype, device, exact=True, bias=True)
-    want = getattr(torch.nn.functional, activation)(reference(operands, case.geometry)).to(dtype)
-    for config in _expected(_described(operands, case), device):
-        with use_config(config):
-            got = ours(operands, case.geometry, "fused", activation=activation)
-        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+    activation_is_close(LAYERS[name], dtype, device, activation, _expected)
 
 
 @TYPES

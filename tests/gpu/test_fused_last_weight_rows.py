@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import bad_pixels_stay, forward_is_exact, slices_are_exact
+from every_config import activation_is_close, bad_pixels_stay, forward_is_exact, slices_are_exact
 
 from gpu import assert_repeats_under_load, missing
-from oracle import describe, geometry_arguments, ours, reference
+from oracle import describe, geometry_arguments, ours
 from upfold import cases
 from upfold.algorithms import REGISTRY, fused_last_weight_rows
 from upfold.dispatch import use_config
@@ -122,13 +122,7 @@ def test_other_layouts_are_refused(storage, device):
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "tanh"])
 @pytest.mark.parametrize("name", ["2 x 2", "3d"])
 def test_activations(name, activation, dtype, device):
-    case = LAYERS[name]
-    operands = case.tensors(dtype, device, exact=True, bias=True)
-    want = getattr(torch.nn.functional, activation)(reference(operands, case.geometry)).to(dtype)
-    for config in _expected(_described(operands, case), device):
-        with use_config(config):
-            got = ours(operands, case.geometry, "fused", activation=activation)
-        torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+    activation_is_close(LAYERS[name], dtype, device, activation, _expected)
 
 
 @TYPES
