@@ -54,15 +54,8 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       (Tile::kFromPlanes || Tile::kWhole) && !kFromRows && (Tile::kWarpgroups == 2 || kLastSums<Tile> <= 16);
   // Sets have a patch of a tile each (LastJob::whole).
   static constexpr bool kPlaced = Tile::kAlternates && !Tile::kTransposes && (Tile::kFromPlanes || Tile::kWhole);
-  template <bool kOfRows, typename = void>  // not named for types that it refuses
-  struct StagedOf {
-    using Type = std::conditional_t<Tile::kRuns, LastRunsStore<Value, Tile>, LastStaged<Value, Tile>>;
-  };
-  template <typename Unused>
-  struct StagedOf<true, Unused> {
-    using Type = LastWeightRowsStore<Value, Tile>;
-  };
-  using Staged = typename StagedOf<Tile::kWeightRows>::Type;
+  using Staged = std::conditional_t<Tile::kWeightRows, LastWeightRowsStore<Value, Tile>,
+                                    std::conditional_t<Tile::kRuns, LastRunsStore<Value, Tile>, LastStaged<Value, Tile>>>;
   using Added = typename Staged::Added;
   static constexpr bool kAdds = Tile::kAlternates && Staged::kAddsPairs;
   // The bias is read ahead of the products, which nothing then waits for, where registers are left for it beside the sums:

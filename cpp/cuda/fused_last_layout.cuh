@@ -192,13 +192,14 @@ class LastLayout {
            (p_.groups == 1 || result_channels() % (tile_.columns / taps) == 0);
   }
   // Whether x lies in planes of whole vectors, and each pixel has results of its own.
-  bool lies_in_planes() const { return has_planes() && stores_planes(); }
   bool has_planes() const {
     const Strides& x = p_.x;
     if (!forward_ || !aligned_ || !is_equal()) return false;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w) || (p_.in_d > 1 && x.d != p_.in_h * p_.in_w)) return false;
     return is_box(x.c, p_.in_channels) && is_box(x.n, p_.batch);
   }
+  // And whether its results lie so.
+  bool lies_in_planes() const { return has_planes() && stores_planes(); }
   // Whether a row of the weight is whole vectors and has all taps of a channel one after another, two of a row of taps together.
   bool reads_rows_of_weight() const {
     const Strides &r = result_strides(), &w = p_.w;

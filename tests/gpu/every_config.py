@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from gpu import assert_repeats_under_load
 from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
 from upfold import execute, modes
 from upfold.cases import Case
 from upfold.dispatch import use_config
+from upfold.methods import our_method
 from upfold.problem import Problem
 
 Configs = Callable[[Problem, torch.device], Iterable[int]]
@@ -85,6 +87,24 @@ def activation_is_close(case: Case, dtype: torch.dtype, device: torch.device, ac
         with use_config(config):
             got = ours(operands, case.geometry, "fused", activation=activation)
         torch.testing.assert_close(got.cpu(), want.cpu(), rtol=1e-2, atol=1e-2)
+
+
+def equals_gemm(case: Case, dtype: torch.dtype, device: torch.device, configs: Configs) -> None:
+    """The forward by `fused` of contiguous tensors is what another method gives: a reference of many products takes long."""
+    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
+    want = ours((x, w, b), case.geometry, "gemm")
+    for config in configs(describe(x, w, b, tuple(geometry_arguments(case.geometry).values())), device):
+        with use_config(config):
+            assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), f"config {config}"
+
+
+def repeats_under_load(case: Case, dtype: torch.dtype, device: torch.device, configs: Configs) -> None:
+    """The forward by `fused` of contiguous tensors, while the device is busy with something else."""
+    operands = modes.Operands(*case.tensors(dtype, device, bias=True))
+    arguments = tuple(geometry_arguments(case.geometry).values())
+    for config in configs(describe(operands.x, operands.w, operands.bias, arguments), device):
+        run = our_method(modes.FORWARD, "fused", case.geometry, config)
+        assert_repeats_under_load(lambda: run(operands), device, f"config {config}")  # noqa: B023 (called at once)
 
 
 def gradient_is_exact(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:

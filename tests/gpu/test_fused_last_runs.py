@@ -6,16 +6,21 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import activation_is_close, bad_pixels_stay, forward_is_exact, slices_are_exact
+from every_config import (
+    activation_is_close,
+    bad_pixels_stay,
+    equals_gemm,
+    forward_is_exact,
+    repeats_under_load,
+    slices_are_exact,
+)
 
 import upfold
-from gpu import assert_repeats_under_load, missing
+from gpu import missing
 from oracle import assert_exact, describe, geometry_arguments, ours, reference
 from upfold import cases
 from upfold.algorithms import REGISTRY, fused_last_runs
 from upfold.dispatch import use_config
-from upfold.methods import our_method
-from upfold.modes import FORWARD, Operands
 
 reason = missing()
 if reason is not None:
@@ -172,20 +177,10 @@ LOADED = {
 @TYPES
 @pytest.mark.parametrize("name", LOADED)
 def test_every_tile_repeats(name, dtype, device):
-    case = LOADED[name]
-    operands = Operands(*case.tensors(dtype, device, bias=True))
-    for config in _expected(_described((operands.x, operands.w, operands.bias), case), device):
-        run = our_method(FORWARD, "fused", case.geometry, config)
-        assert_repeats_under_load(lambda: run(operands), device, f"config {config}")  # noqa: B023 (called at once)
+    repeats_under_load(LOADED[name], dtype, device, _expected)
 
 
 @TYPES
 @pytest.mark.parametrize("name", LOADED)
 def test_many_tiles_are_exact(name, dtype, device):
-    """Against another method, as a reference of so many products takes long."""
-    case = LOADED[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    want = ours((x, w, b), case.geometry, "gemm")
-    for config in _expected(_described((x, w, b), case), device):
-        with use_config(config):
-            assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), f"config {config}"
+    equals_gemm(LOADED[name], dtype, device, _expected)

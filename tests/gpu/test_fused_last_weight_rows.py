@@ -6,15 +6,19 @@ import dataclasses
 
 import pytest
 import torch
-from every_config import activation_is_close, bad_pixels_stay, forward_is_exact, slices_are_exact
+from every_config import (
+    activation_is_close,
+    bad_pixels_stay,
+    equals_gemm,
+    forward_is_exact,
+    repeats_under_load,
+    slices_are_exact,
+)
 
-from gpu import assert_repeats_under_load, missing
-from oracle import describe, geometry_arguments, ours
+from gpu import missing
+from oracle import describe, geometry_arguments
 from upfold import cases
 from upfold.algorithms import REGISTRY, fused_last_weight_rows
-from upfold.dispatch import use_config
-from upfold.methods import our_method
-from upfold.modes import FORWARD, Operands
 
 reason = missing()
 if reason is not None:
@@ -134,22 +138,15 @@ def test_bad_pixels_stay_where_taps_carry_them(name, dtype, device):
 @TYPES
 @pytest.mark.parametrize("name", LOADED)
 def test_every_tile_repeats(name, dtype, device):
-    case = LOADED[name]
-    operands = Operands(*case.tensors(dtype, device, bias=True))
-    for config in _expected(_described((operands.x, operands.w, operands.bias), case), device):
-        run = our_method(FORWARD, "fused", case.geometry, config)
-        assert_repeats_under_load(lambda: run(operands), device, f"config {config}")  # noqa: B023 (called at once)
+    repeats_under_load(LOADED[name], dtype, device, _expected)
 
 
 @TYPES
 @pytest.mark.parametrize("name", LOADED)
 def test_many_tiles_are_exact(name, dtype, device):
-    """Against another method, as a reference of so many products takes long; without scratch memory."""
-    case = LOADED[name]
-    x, w, b = case.tensors(dtype, device, exact=True, bias=True)
-    want = ours((x, w, b), case.geometry, "gemm")
-    problem = _described((x, w, b), case)
-    for config in _expected(problem, device):
-        assert FUSED.workspace_bytes(problem, config, device) == 0
-        with use_config(config):
-            assert torch.equal(ours((x, w, b), case.geometry, "fused"), want), f"config {config}"
+    def without_scratch(problem, device):
+        configs = _expected(problem, device)
+        assert all(FUSED.workspace_bytes(problem, config, device) == 0 for config in configs)
+        return configs
+
+    equals_gemm(LOADED[name], dtype, device, without_scratch)

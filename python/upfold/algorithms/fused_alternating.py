@@ -47,6 +47,11 @@ class Work(NamedTuple):
     sharers: int  # blocks that share the weights they copy
 
 
+def of_turns(turns: int, busy: float, store: float, shared: float) -> float:
+    """The microseconds of a block's tiles, each busy and storing for so many cycles, `shared` of both where they overlap."""
+    return (turns * max(busy, shared * (busy + store)) + store / 2) / cuda.CYCLES
+
+
 def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, int], work: Work, multiprocessors: int) -> float:
     """Predict the time of a call, beside the packing of its source."""
     rows, columns, phases, _, vectors = tile
@@ -65,7 +70,7 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     loose = rates.loose if work.loose else 1.0
     store = rows * columns * phases * size / rates.stored * loose + rates.tile
     turns = -(-work.tiles // multiprocessors)
-    time = (turns * max(busy, shared * (busy + store)) + store / 2) / cuda.CYCLES
+    time = of_turns(turns, busy, store, shared)
     least = 1e-6 * problem.bytes * rates.memory
     narrow = _NARROW if kind > 0 and width * size < _SECTOR else 1.0
     spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride

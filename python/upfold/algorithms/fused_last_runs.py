@@ -70,8 +70,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         streamed = 0.0 if work.resident else work.products * pair * (0.5 if work.sharers > 1 else 1.0)
         busy = max(multiply, (work.copied + streamed) / rates.loaded)
         store = rows * columns * size / rates.stored + rates.tile
-        turns = -(-work.tiles // multiprocessors)
-        time = (turns * max(busy, rates.shared * (busy + store)) + store / 2) / cuda.CYCLES
+        time = fused_alternating.of_turns(-(-work.tiles // multiprocessors), busy, store, rates.shared)
         time += 1e-6 * (work.packed * rates.packed + work.source * rates.source) + (rates.launch if work.source else 0.0)
         time = rates.call + max(time, 1e-6 * problem.bytes * rates.memory)
         predicted[FIRST + number] = time * (_SHORT if problem.stride[2] == 2 else 1.0)

@@ -63,8 +63,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / _RATES.loaded)
         tile, stored = _BOXES if number < _OF_BOXES else _LANES
         store = rows * columns * 2 / stored + tile
-        turns = -(-work.tiles // multiprocessors)
-        time = (turns * max(busy, _RATES.shared * (busy + store)) + store / 2) / cuda.CYCLES
+        time = fused_alternating.of_turns(-(-work.tiles // multiprocessors), busy, store, _RATES.shared)
         least = 1e-6 * problem.bytes * _RATES.memory
         predicted[FIRST + number] = _RATES.call + max(time, least) + _RATES.beside * min(time, least)
     return predicted
