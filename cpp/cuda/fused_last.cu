@@ -63,6 +63,9 @@ constexpr LastTileSize kLastTiles[] = {
 #define UPFOLD_TILE(index, Value, ...) last_size_of<LastWeightRowsTile<__VA_ARGS__>>(),
                                                 UPFOLD_LAST_WEIGHT_ROWS_TILES(UPFOLD_TILE, )
 #undef UPFOLD_TILE
+#define UPFOLD_TILE(index, Value, ...) last_size_of<LastPlanesTile<__VA_ARGS__>>(),
+                                                    UPFOLD_LAST_PLANES_OF_THREE_TILES(UPFOLD_TILE, )
+#undef UPFOLD_TILE
 };
 constexpr int kLastTileCount = int(sizeof(kLastTiles) / sizeof(kLastTiles[0]));
 

@@ -69,7 +69,7 @@ struct LastTileBase {
   // Of a thread. All are those that a block begins with, of which each multiprocessor has 512 for each of 128 threads, in eights:
   // what the copying warpgroup gives back of them the others can take, and would wait for more without end.
   static constexpr int kAllRegisters = 512 / (kWarpgroups + 1) / 8 * 8 * (kWarpgroups + 1);
-  static constexpr int kCopyRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr int kCopyRegisters = kWarpgroups == 2 || kM * kSub8 * kPhases <= 16 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;
   static constexpr bool kInTurn = false, kExact = false, kShares = false, kRuns = false, kWeightRows = false, kRowBoxes = false;
@@ -92,8 +92,8 @@ struct LastAlternatingTile : LastTileBase<kM, kSub8, kPhases, 1, kVectors, kWarp
 };
 // The same of values that lie in planes, where kernel and stride are equal: rows are pixels of a plane, counted through it, in
 // boxes of some pixels of a chunk's channels; phases are those of the width, and their results lie beside one another.
-template <int kM, int kSub8, int kPhases>
-struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8> {
+template <int kM, int kSub8, int kPhases, int kWarpgroups = 2>
+struct LastPlanesTile : LastAlternatingTile<kM, kSub8, kPhases, 8, kWarpgroups> {
   static constexpr bool kFromPlanes = true, kToPlanes = true;
   static_assert(kPhases == 2 || kPhases == 4, "words of a pixel's results");
 };

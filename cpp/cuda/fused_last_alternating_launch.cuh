@@ -16,6 +16,7 @@ void run_last_alternating(const Launch& launch, const LastPlan& plan, int config
 #define UPFOLD_RUN(index, type, ...) \
   if (config == index) run_last_tile<Value, LastPlanesTile<__VA_ARGS__>, true>(launch, plan, part, operands);
   UPFOLD_LAST_PLANES_TILES(UPFOLD_RUN, Value)
+  UPFOLD_LAST_PLANES_OF_THREE_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
 #define UPFOLD_RUN(index, type, ...)                                                                                           \
   if (config == index && part.job.whole) run_last_tile<Value, LastWholeTile<__VA_ARGS__>, true>(launch, plan, part, operands); \

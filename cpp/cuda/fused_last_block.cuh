@@ -75,6 +75,7 @@ struct LastBlock {
   // and another the weights.
   template <bool kPatches, bool kWeightsToo>
   __device__ __forceinline__ void copy(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
+    if constexpr (Tile::kFromPlanes || Tile::kWhole) return copy_whole<kPatches, kWeightsToo>(source, lying, packed);
     await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
@@ -100,29 +101,81 @@ struct LastBlock {
       kept = job.resident;
     }
   }
+  // The same where each set has one patch, of which a chunk has one stage of weights (LastJob::whole): what is the same for all
+  // chunks of a tile is found once, as what this thread does for a chunk else takes longer than its products.
+  template <bool kPatches, bool kWeightsToo>
+  __device__ __forceinline__ void copy_whole(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
+    await_previous();  // which packs the weights
+    Ring buffer(job.patches), stage(job.stages);
+    bool kept = false;  // the weights are there, and stay
+    std::uint32_t number = 0;
+    const std::int32_t chunks = job.chunks;
+    const std::uint32_t box_bytes = std::uint32_t(job.box_bytes), chunk_bytes = std::uint32_t(job.pairs * kLastPairBytes<Tile>);
+    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x, ++number) {
+      const LastPlace place = last_place<Tile::kShares>(job, tile);
+      if constexpr (kPatches)
+        barriers.positions[number % kLastPositions] = {place.n, {place.first[0], place.first[1], place.first[2]}};
+      const std::int32_t q = job.first_patch[place.set] + 1, pair = job.patch[q - 1].end, end = job.patch[q].end;
+      std::int32_t at[5];
+      place_patch(place, job.patch[q], at);
+      const std::int64_t own = std::int64_t(place.group) * job.column_tiles.value + place.column_tile;
+      const unsigned char* weights = packed + own * chunks * chunk_bytes + std::int64_t(pair) * kLastPairBytes<Tile>;
+#pragma unroll 1
+      for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+        if constexpr (kPatches) {
+          const std::uint32_t full = address(barriers.patch_full[buffer.at]);
+          barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
+          barrier_arrive_expecting(full, box_bytes);
+          copy_boxes(source, at, patch(buffer.at), full);
+          at[kChannelAxis] += kChunk;
+          buffer.next();
+        }
+        if (!kWeightsToo || kept) continue;
+        if constexpr (kWeights == LastWeights::kPacked) {
+          copy_weights(weights, 0, end - pair, stage);
+          weights += chunk_bytes;
+        } else {
+          copy_lying(lying, place, chunk * kChunk, pair, end, stage);
+        }
+      }
+      kept = job.resident;
+    }
+  }
+  // Where the first box of a tile begins, of its first chunk, and the axis of channels.
+  static constexpr int kChannelAxis = Tile::kFromPlanes ? 1 : 0;
+  __device__ __forceinline__ void place_patch(const LastPlace& place, const LastPatch& from, std::int32_t (&at)[5]) const {
+    const std::int32_t channel = place.group * job.source_channels;
+    at[4] = at[3] = 0;
+    if constexpr (Tile::kFromPlanes) {
+      at[0] = place.first[2], at[1] = channel, at[2] = place.n;
+    } else {
+      at[0] = channel + from.channel * job.folded, at[4] = place.n;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) at[3 - i] = place.first[i] * job.axis[i].source_step + from.at[i];
+    }
+  }
+  __device__ __forceinline__ void copy_boxes(const BoxMap& source, const std::int32_t (&at)[5], std::uint32_t to,
+                                             std::uint32_t full) const {
+    if constexpr (Tile::kFromPlanes) {
+#pragma unroll
+      for (int i = 0; i < Tile::kM * 64 / kPixels; ++i) {
+        const std::int32_t pixel = at[0] + i / (64 / kPixels) * job.kept + i % (64 / kPixels) * kPixels;
+        copy_box(to + std::uint32_t(i * kChunk * 128), source, {pixel, at[1], at[2], 0, 0}, full);
+      }
+    } else {
+      copy_box(to, source, at, full);
+    }
+  }
   __device__ __forceinline__ void copy_patch(const BoxMap& source, const LastPlace& place, std::int32_t chunk,
                                              const LastPatch& from, const Ring& buffer) const {
     const std::uint32_t full = address(barriers.patch_full[buffer.at]);
     barrier_wait(address(barriers.patch_empty[buffer.at]), buffer.parity ^ 1);
     barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
-    if constexpr (Tile::kFromPlanes) {
-      copy_planes(source, place, chunk, patch(buffer.at), full);
-    } else {
-      copy_box(patch(buffer.at), source,
-               {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
-                place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
-                place.first[0] * job.axis[0].source_step + from.at[0], place.n},
-               full);
-    }
-  }
-  __device__ __forceinline__ void copy_planes(const BoxMap& source, const LastPlace& place, std::int32_t chunk, std::uint32_t to,
-                                              std::uint32_t full) const {
-#pragma unroll
-    for (int i = 0; i < Tile::kM * 64 / kPixels; ++i) {
-      const std::int32_t pixel = place.first[2] + i / (64 / kPixels) * job.kept + i % (64 / kPixels) * kPixels;
-      copy_box(to + std::uint32_t(i * kChunk * 128), source,
-               {pixel, place.group * job.source_channels + chunk * kChunk, place.n, 0, 0}, full);
-    }
+    copy_box(patch(buffer.at), source,
+             {place.group * job.source_channels + chunk * kChunk + from.channel * job.folded,
+              place.first[2] * job.axis[2].source_step + from.at[2], place.first[1] * job.axis[1].source_step + from.at[1],
+              place.first[0] * job.axis[0].source_step + from.at[0], place.n},
+             full);
   }
   __device__ __forceinline__ void copy_weights(const unsigned char* weights, std::int32_t pair, std::int32_t end,
                                                Ring& stage) const {

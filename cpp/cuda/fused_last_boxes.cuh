@@ -54,15 +54,27 @@ struct LastStaged {
     if (bias == nullptr) return;
     const std::uintptr_t size = 2 * sizeof(Value);
     const bool together = (reinterpret_cast<std::uintptr_t>(bias) | job.channels.value * sizeof(Value)) % size == 0;
+    together ? read_twos<true>(job, place, bias, added) : read_twos<false>(job, place, bias, added);
+  }
+  template <bool kTogether>
+  static __device__ __forceinline__ void read_twos(const LastJob& job, const LastPlace& place, const Value* bias, Added& added) {
     const std::int32_t channels = std::int32_t(job.channels.value), first = place.column_tile * Tile::kColumns;
-    std::uint32_t tap = std::uint32_t(first);
-    std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : first;
-    const Value* const own = bias + std::int64_t(place.group) * channels + lane() % 4 * 2;
+    const Value* own = bias + std::int64_t(place.group) * channels + lane() % 4 * 2;
+    if constexpr (Tile::kToPlanes) {  // channels come in eights, and columns are no taps
+      own += first;
 #pragma unroll
-    for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
-      if (job.flat && channel >= channels) channel -= channels;
-      const std::int32_t at = first + eight * 8 < job.columns ? channel : 0;
-      read_two(own + at, together, added[eight]);
+      for (int eight = 0; eight < Tile::kSub8; ++eight) {
+        read_two(own + (first + eight * 8 < job.columns ? eight * 8 : 0), kTogether, added[eight]);
+      }
+    } else {
+      std::uint32_t tap = std::uint32_t(first);
+      std::int32_t channel = job.flat ? std::int32_t(take(job.channels, tap)) : first;
+#pragma unroll
+      for (int eight = 0; eight < Tile::kSub8; ++eight, channel += 8) {
+        if (job.flat && channel >= channels) channel -= channels;
+        const std::int32_t at = first + eight * 8 < job.columns ? channel : 0;
+        read_two(own + at, kTogether, added[eight]);
+      }
     }
   }
   __device__ __forceinline__ void add_pairs(Sums& sums) const {

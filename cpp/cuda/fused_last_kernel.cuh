@@ -63,9 +63,11 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
   static constexpr bool kAddsAhead = kAdds && (Tile::kRuns ? kLastSums<Tile> <= 32 : sizeof(Value) == 2 || Tile::kWarpgroups > 2);
   static constexpr bool kLines = Tile::kToPlanes && (Tile::kRowPhases == 3 || Tile::kRowPhases < Tile::kPhases);  // alone
 
-  __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4], Reading& at) const {
+  // next_turn: the barrier of the warpgroup that multiplies next, where they alternate.
+  __device__ __forceinline__ void multiply(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[2], Reading& at,
+                                           std::uint32_t next_turn) const {
     if constexpr (kFromRows) {
-      this->multiply_rows(sums, place, own, at);
+      return this->multiply_rows(sums, place, own, at, next_turn);
     } else if constexpr (Tile::kFromPlanes || Tile::kWhole) {
       this->template multiply_whole<kBegins>(sums, place, at);
     } else if constexpr (Tile::kExact) {
@@ -79,6 +81,9 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
         if (job.whole) this->template multiply_whole<false>(sums, place, at), chunks = 0;
       }
       this->multiply_pairs(sums, place, chunks, at);
+    }
+    if constexpr (Tile::kAlternates) {
+      if (at.leads) barrier_arrive(next_turn);
     }
   }
 
@@ -101,7 +106,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
       if constexpr (kAddsAhead) Staged::read_bias(job, place, bias, added);
       Sums sums;
       if constexpr (!kBegins) clear(sums);
-      std::uint32_t own[4] = {};
+      std::uint32_t own[2] = {};
       if constexpr (kFromRows) this->place_rows(own);
       if (job.resident) at.stage = Ring(job.stages);
       if constexpr (Tile::kAlternates) {
@@ -111,10 +116,7 @@ struct LastWork : LastProducts<Value, Tile, kWeights> {
         // A wait for a buffer two fills ahead would take the fill before for its own.
         barrier_wait(address(barriers.turn[first]), turn);
       }
-      multiply(sums, place, own, at);
-      if constexpr (Tile::kAlternates) {
-        if (at.leads) barrier_arrive(address(barriers.turn[first + 1 < step ? first + 1 : 0]));
-      }
+      multiply(sums, place, own, at, address(barriers.turn[first + 1 < step ? first + 1 : 0]));
       warpgroup_wait<0>();
       pin_all(sums);
       at.release();

@@ -87,8 +87,10 @@ constexpr int kFirstTurned = 9;
   DO(53, Value, 1, 16, true)                     \
   DO(54, Value, 2, 16, false)                    \
   DO(55, Value, 1, 16, false)
+// And of planes as they lie, of three warpgroups, for weights that stay.
+#define UPFOLD_LAST_PLANES_OF_THREE_TILES(DO, Value) DO(56, Value, 1, 8, 2, 3)
 constexpr int kFirstAlternating = 18, kFirstTransposing = 35, kFirstWhole = 38, kFirstExact = 40, kFirstRuns = 49;
-constexpr int kFirstWeightRows = 52;
+constexpr int kFirstWeightRows = 52, kFirstOfThree = 56;
 
 #define UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, weights, Value, ...)                                                      \
   template __global__ void fused_last_kernel<Value, __VA_ARGS__, kPlanes, LastWeights::weights>(                             \
@@ -128,9 +130,10 @@ constexpr int kFirstWeightRows = 52;
   UPFOLD_INSTANTIATE_LAST_IN_TURN_KERNEL(true, Value, LastToPlanesTile<4, 4, 2, 8>)
 #define UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(kPlanes, Value, ...) \
   UPFOLD_INSTANTIATE_LAST_KERNEL_OF(kPlanes, kPacked, Value, LastSharing<__VA_ARGS__>)
-#define UPFOLD_INSTANTIATE_LAST_PLANES(Value)                                   \
-  UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)        \
-  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastPlanesTile<1, 16, 2>) \
+#define UPFOLD_INSTANTIATE_LAST_PLANES(Value)                                     \
+  UPFOLD_LAST_PLANES_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value)          \
+  UPFOLD_LAST_PLANES_OF_THREE_TILES(UPFOLD_INSTANTIATE_LAST_PLANES_KERNEL, Value) \
+  UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastPlanesTile<1, 16, 2>)   \
   UPFOLD_INSTANTIATE_LAST_SHARING_KERNEL(true, Value, LastPlanesTile<2, 8, 2>)
 #define UPFOLD_INSTANTIATE_LAST_ALTERNATING(Value)                                      \
   UPFOLD_LAST_ALTERNATING_TILES(UPFOLD_INSTANTIATE_LAST_ALTERNATING_KERNEL, Value)      \
@@ -308,6 +311,17 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
     part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+    if ((config >= kFirstAlternating && config < kFirstExact) || config >= kFirstOfThree) {
+      if (!job.loose) {
+        BoxTensor result = plan.result;  // of this launch's samples
+        result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
+        part.other = describe_boxes(result, own.result);
+      }
+      const bool transposes = config >= kFirstTransposing && config < kFirstWhole;
+      transposes ? run_last_transposing<Value>(launch, plan, config, part, own)
+                 : run_last_alternating<Value>(launch, plan, config, part, own);
+      continue;
+    }
     if constexpr (sizeof(Value) == 2) {
       if (config >= kFirstWeightRows) {
         const BoxMap weights = describe_boxes(plan.lying, operands.w);
@@ -326,17 +340,6 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
         run_last_exact(launch, plan, config, part, own);
         continue;
       }
-    }
-    if (config >= kFirstAlternating) {
-      if (!job.loose) {
-        BoxTensor result = plan.result;  // of this launch's samples
-        result.sizes[4] = plan.result.sizes[4] / batch * job.batch;
-        part.other = describe_boxes(result, own.result);
-      }
-      const bool transposes = config >= kFirstTransposing && config < kFirstWhole;
-      transposes ? run_last_transposing<Value>(launch, plan, config, part, own)
-                 : run_last_alternating<Value>(launch, plan, config, part, own);
-      continue;
     }
     if constexpr (sizeof(Value) == 2) {
       if (plan.weights != LastWeights::kPacked) {

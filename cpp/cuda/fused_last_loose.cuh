@@ -26,9 +26,9 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   static constexpr int kStaged = Base::kBuffers * kPartBytes;
   static_assert(kPitch * kColumns <= kPartBytes && kResults % kOfVector == 0, "lines of all channels, of whole vectors");
 
-  // Lanes hold what they do in LastPlanesStore::write.
+  // Lanes hold what they do in LastPlanesStore::write_apart.
   template <int kPart>
-  __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
+  __device__ __forceinline__ void write_apart(const Sums& sums, unsigned char* to) const {
     const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -48,6 +48,24 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
             Base::put(own[m] + channel * kPitch + row * bytes_of_row() + eight * 8 * kPitch, words);
         }
       }
+    }
+  }
+  template <int kPart>
+  __device__ __forceinline__ void write_neighbours(const Sums& sums, unsigned char* to) const {
+    unsigned char* const own = to + Base::own_pixel() * kPixelBytes;
+#pragma unroll
+    for (int i = 0; i < Tile::kM * 2 * kEights; ++i) {
+      const int m = i / 2 / kEights, odd = i / kEights % 2, eight = i % kEights;
+      Base::template put_two<false, false>(own + m * 64 * kPixelBytes + (lane() % 4 * 2 + odd + eight * 8) * kPitch, sums, m,
+                                           kPart * kEights + eight, odd);
+    }
+  }
+  template <int kPart>
+  __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
+    if constexpr (Base::kNeighbours) {
+      write_neighbours<kPart>(sums, to);
+    } else {
+      write_apart<kPart>(sums, to);
     }
   }
   // Of a row of positions in one row of phases.

@@ -178,75 +178,91 @@ struct LastProducts : LastBlock<Value, Tile, kWeights> {
     }
   }
 
-  // The same of planes of floats, whose rows come from registers, some steps of a chunk at a time: those of one are read while
-  // those of the one before are multiplied. Of eight channels of a step a lane has two neighbours (LastPackJob::spread), so that
-  // no two lanes meet in a bank.
-  static constexpr int kSteps = Tile::kM == 4 ? 1 : 2, kGroups = 4 / kSteps;
-  using Rows = std::uint32_t[kSteps][Tile::kM][4];
-  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::uint32_t (&own)[4],
-                                                   int group) {
+  // The same of planes of floats, whose rows come from registers, a step of eight channels of one or two products at a time. A
+  // warpgroup hands no product over while the one before the last has not begun, and rows that are read only then come too late
+  // (one warpgroup alone, H200, products of 64 x 128: 76 to 85 cycles each where those read two steps ahead take 64 to 66). Of
+  // eight channels of a step a lane has two neighbours (LastPackJob::spread), so that no two lanes meet in a bank.
+  static constexpr int kStepProducts = Tile::kM < 2 ? Tile::kM : 2, kStepsOfEight = Tile::kM / kStepProducts;
+  static constexpr int kSteps = 4 * kStepsOfEight, kRowSets = 4, kAhead = 2;
+  static_assert(kSteps % kRowSets == 0, "each step of a chunk has registers of its own");
+  using Rows = std::uint32_t[kRowSets][kStepProducts][4];
+  static __device__ __forceinline__ void read_rows(Rows& rows, const unsigned char* patch, const std::uint32_t (&own)[2],
+                                                   int step) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int m = 0; m < kStepProducts; ++m) {
+      const int product = step % kStepsOfEight * kStepProducts + m;
 #pragma unroll
-      for (int m = 0; m < Tile::kM; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          rows[step][m][i] = *reinterpret_cast<const std::uint32_t*>(patch + own[i] + m * 64 * kChunk * int(sizeof(Value)) +
-                                                                     (group * kSteps + step) * 8 * 128);
+      for (int channel = 0; channel < 2; ++channel) {
+        const uint2 two = *reinterpret_cast<const uint2*>(patch + own[channel] + product * 64 * kChunk * int(sizeof(Value)) +
+                                                          step / kStepsOfEight * 8 * 128);
+        rows[step % kRowSets][m][channel * 2] = two.x, rows[step % kRowSets][m][channel * 2 + 1] = two.y;
       }
     }
   }
-  __device__ __forceinline__ void add_rows(Sums& sums, const Rows& rows, std::uint64_t channels, int group) const {
+  __device__ __forceinline__ void add_rows(Sums& sums, const Rows& rows, std::uint64_t channels, int step) const {
     warpgroup_begin();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int phase = 0; phase < Tile::kPhases; phase += kJoined) {
+      const std::uint64_t of = channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16 + step / kStepsOfEight * 2);
 #pragma unroll
-      for (int phase = 0; phase < Tile::kPhases; phase += kJoined) {
-        const std::uint64_t of = channels + std::uint32_t(phase * kLastPairBytes<Tile> / 16 + (group * kSteps + step) * 2);
-#pragma unroll
-        for (int m = 0; m < Tile::kM; ++m)
-          WarpgroupRows<Value, Tile::kSub8 * kJoined, 0>::add(joined<kJoined>(sums, m, phase), rows[step][m], of);
-      }
+      for (int m = 0; m < kStepProducts; ++m)
+        WarpgroupRows<Value, Tile::kSub8 * kJoined, 0>::add(
+            joined<kJoined>(sums, step % kStepsOfEight * kStepProducts + m, phase), rows[step % kRowSets][m], of);
     }
     warpgroup_commit();
   }
-  // Where a lane's words of a product lie: rows lane / 4 and the eighth behind, of its first and of its second channel of eight.
-  // Known by registers: found anew for each chunk they took a sixth of its time (H200).
-  static __device__ __forceinline__ void place_rows(std::uint32_t (&own)[4]) {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32 % 4;
+  // Where a lane's words of a product lie, of its first and of its second channel of eight. Its two rows are neighbouring pixels,
+  // so that they are one load, and their results one store (LastPlanesValues::own_pixel). Known by registers: found anew for each
+  // chunk they took a sixth of its time (H200).
+  static __device__ __forceinline__ void place_rows(std::uint32_t (&own)[2]) {
+    const std::int32_t pixel = LastPlanesValues<Value, Tile>::own_pixel(), in_row = pixel % 32;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const std::int32_t pixel = warp % 2 * 16 + i % 2 * 8 + lane / 4, channel = lane % 4 * 2 + i / 2;
-      own[i] = std::uint32_t(warp / 2 * kChunk * 128 + channel * 128 + ((pixel / 4) ^ channel) * 16 + pixel % 4 * 4);
+    for (int i = 0; i < 2; ++i) {
+      const std::int32_t channel = std::int32_t(threadIdx.x) % 4 * 2 + i;
+      own[i] = std::uint32_t(pixel / 32 * kChunk * 128 + channel * 128 + ((in_row / 4) ^ channel) * 16 + in_row % 4 * 4);
       hide(own[i]);
     }
   }
-  // Where a chunk's patch is awaited, products of the one before still run.
-  __device__ __forceinline__ void multiply_rows(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[4],
-                                                Reading& at) const {
-    Rows rows[2];
-#pragma unroll 1
-    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, at.buffer.next(), at.stage.next()) {
-      barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
-      if (!at.resident) barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
-      const unsigned char* const from = this->memory + at.buffer.at * std::uint32_t(job.patch_bytes);
-      const std::uint64_t channels = at.channels + in_descriptor(weight(at.stage.at));
+  __device__ __forceinline__ void await_rows(const Reading& at) const {
+    barrier_wait(address(barriers.patch_full[at.buffer.at]), at.buffer.parity);
+    if (!at.resident) barrier_wait(address(barriers.full[at.stage.at]), at.stage.parity);
+  }
+  __device__ __forceinline__ const unsigned char* rows_of_patch(const Reading& at) const {
+    return this->memory + at.buffer.at * std::uint32_t(job.patch_bytes);
+  }
+  // Another warpgroup has its turn while the last products run.
+  __device__ __forceinline__ void multiply_rows(Sums& sums, const LastPlace& place, const std::uint32_t (&own)[2], Reading& at,
+                                                std::uint32_t next_turn) const {
+    Rows rows;
+    await_rows(at);
+    const unsigned char* from = rows_of_patch(at);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        warpgroup_wait<1>();  // the rows of all products but the last ones are free
-        if (group == 1) at.release();
-        read_rows(rows[group % 2], from, own, group);
-        add_rows(sums, rows[group % 2], channels, group);
+    for (int step = 0; step < kAhead; ++step) read_rows(rows, from, own, step);
+#pragma unroll 1
+    for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk) {
+      const std::uint64_t channels = at.channels + in_descriptor(weight(at.stage.at));
+      const std::uint32_t patch_empty = address(barriers.patch_empty[at.buffer.at]);
+      const std::uint32_t stage_empty = job.resident ? 0 : address(barriers.empty[at.stage.at]);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        add_rows(sums, rows, channels, step);
         // Products begin when all their rows have come. An arrival ahead of them would not wait for reads that are under way, and
         // the copy engine may be sooner than those.
-        if (group == kGroups - 1 && threadIdx.x % 32 == 0) barrier_arrive(address(barriers.patch_empty[at.buffer.at]));
+        if (step == kSteps - 1 && at.leads) barrier_arrive(patch_empty);
+        warpgroup_wait<kRowSets - kAhead>();  // of these rows those that are read next take the place
+        if (step == kRowSets - kAhead - 1) at.release();
+        if (step == kSteps - kAhead) {
+          at.buffer.next(), at.stage.next();
+          if (chunk + 1 < place.chunks) await_rows(at), from = rows_of_patch(at);  // else what is read is of no use
+        }
+        read_rows(rows, from, own, (step + kAhead) % kSteps);
       }
-      at.used.stage = job.resident ? 0 : address(barriers.empty[at.stage.at]);
+      at.used.stage = stage_empty;
     }
+    if (at.leads) barrier_arrive(next_turn);
     warpgroup_wait<0>();
 #pragma unroll
-    for (int i = 0; i < 2 * kSteps * Tile::kM * 4; ++i)
-      keep(rows[i / 4 / Tile::kM / kSteps][i / 4 / Tile::kM % kSteps][i / 4 % Tile::kM][i % 4]);
+    for (int i = 0; i < kRowSets * kStepProducts * 4; ++i) keep(rows[i / 4 / kStepProducts][i / 4 % kStepProducts][i % 4]);
   }
 
   __device__ __forceinline__ void await_patch(const Reading& at, std::uint64_t (&positions)[Tile::kM]) const {

@@ -22,6 +22,9 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
   static constexpr int kColumns = 8 * kEights;  // of a part
   static constexpr int kBuffers = last_planes_buffers(Tile::kColumns, int(sizeof(Value)));
   static_assert(kEights > 0 && kParts % kBuffers == 0, "channels of a part");
+  // Of planes of floats a lane's two rows of a product are neighbouring pixels, from this one on.
+  static constexpr bool kNeighbours = Tile::kFromPlanes && sizeof(Value) == 4;
+  static __device__ __forceinline__ std::int32_t own_pixel() { return std::int32_t(threadIdx.x) / 32 % 4 * 16 + lane() / 4 * 2; }
 
   // Of the phases from `phase` on.
   template <bool kRelu>
@@ -65,6 +68,20 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
     }
   }
 
+  // Two neighbouring pixels, in the phases of a row; swizzled ones of 16 bytes change places within 32.
+  template <bool kRelu, bool kSwizzled>
+  static __device__ __forceinline__ void put_two(unsigned char* to, const Sums& sums, int m, int eight, int odd) {
+    std::uint32_t first[kWords], second[kWords];
+    words_of<kRelu>(sums, m, 0, eight, odd, first);
+    words_of<kRelu>(sums, m, 0, eight, 2 + odd, second);
+    if constexpr (kWords == 2) {
+      *reinterpret_cast<uint4*>(to) = {first[0], first[1], second[0], second[1]};
+    } else {
+      put(to, first);
+      put(kSwizzled ? reinterpret_cast<unsigned char*>(reinterpret_cast<std::uintptr_t>(to) ^ 16) : to + 16, second);
+    }
+  }
+
   // Where the tile's position `number` is; whether there is one. Where the source lies in planes, `number` counts what is kept.
   __device__ __forceinline__ bool find(std::int32_t number, std::int32_t (&at)[3], std::int32_t& n) const {
     n = place.n;
@@ -95,7 +112,7 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
   // Of rows of kRow bytes; 0: of others, in order. A lane holds positions lane / 4 and the eighth behind it, channels 2 * (lane %
   // 4) and the next of each eight.
   template <int kRow, bool kRelu, int kPart>
-  __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
+  __device__ __forceinline__ void write_apart(const Sums& sums, unsigned char* to) const {
     const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4, run = kRow > 0 ? kRow / kPixelBytes : job.run;
     const std::int32_t row = kRow > 0 ? kRow : job.run * kPixelBytes, runs = kRow > 0 ? 64 / run : job.kept / run;
 #pragma unroll
@@ -115,6 +132,35 @@ struct LastPlanesStore : LastPlanesValues<Value, Tile> {
           Base::put(own + m * runs * (row * kColumns) + eight * 8 * row, words);
         }
       }
+    }
+  }
+
+  // The same of neighbouring pixels.
+  template <int kRow, bool kRelu, int kPart>
+  __device__ __forceinline__ void write_neighbours(const Sums& sums, unsigned char* to) const {
+    const std::int32_t pixel = Base::own_pixel(), run = kRow > 0 ? kRow / kPixelBytes : job.run;
+    const std::int32_t row = kRow > 0 ? kRow : job.run * kPixelBytes, runs = kRow > 0 ? 64 / run : job.kept / run;
+    const std::int32_t byte = pixel % run * kPixelBytes;
+    if (kRow == 0 && pixel >= job.kept) return;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const std::int32_t channel = lane() % 4 * 2 + odd;
+      const std::int32_t swizzle = kRow == 128 ? channel % 8 : kRow == 64 ? channel / 2 % 4 : 0;
+      unsigned char* const own = to + pixel / run * (row * kColumns) + channel * row + (byte / 16 ^ swizzle) * 16;
+#pragma unroll
+      for (int i = 0; i < Tile::kM * kEights; ++i) {
+        const int m = i / kEights, eight = i % kEights;
+        Base::template put_two<kRelu, true>(own + m * runs * (row * kColumns) + eight * 8 * row, sums, m, kPart * kEights + eight,
+                                            odd);
+      }
+    }
+  }
+  template <int kRow, bool kRelu, int kPart>
+  __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
+    if constexpr (Base::kNeighbours) {
+      write_neighbours<kRow, kRelu, kPart>(sums, to);
+    } else {
+      write_apart<kRow, kRelu, kPart>(sums, to);
     }
   }
 

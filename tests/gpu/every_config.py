@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import torch
 
 from gpu import assert_repeats_under_load
 from oracle import assert_exact, describe, exact_like, geometry_arguments, loop_conv, ours, reference
-from upfold import execute, modes
+from upfold import cases, execute, modes
 from upfold.cases import Case
 from upfold.dispatch import use_config
 from upfold.methods import our_method
@@ -17,6 +18,13 @@ from upfold.problem import Problem
 Configs = Callable[[Problem, torch.device], Iterable[int]]
 Storage = Callable[[torch.Tensor], torch.Tensor]
 Places = Iterable[tuple[int, int, int]]
+
+
+def equal_layer(size: tuple[int, ...], kernel: tuple[int, ...], **changes: object) -> Case:
+    """A layer of planes of that size whose stride is its kernel, 48 to 40 channels of three samples if nothing else is said."""
+    like = cases.find(("hifigan-512-256@64", "sam-64-32@128", "nnunet3d-64-32@64")[len(size) - 1])
+    own = {"batch": 3, "in_channels": 48, "out_channels": 40, "padding": (0,) * len(size)}
+    return dataclasses.replace(like, in_size=size, kernel_size=kernel, stride=kernel, **(own | changes))
 
 
 def forward_is_exact(case: Case, dtype: torch.dtype, device: torch.device, storage: Storage, configs: Configs) -> None:

@@ -21,6 +21,7 @@ from . import (
     fused_heads,
     fused_input,
     fused_last,
+    fused_last_planes,
     fused_last_runs,
     fused_last_weight_rows,
     fused_maps,
@@ -201,6 +202,8 @@ def _packs_nothing(config: int) -> bool:
 
 
 def _call(problem: Problem, config: int, device: int) -> Any:
+    if config >= fused_last_planes.FIRST:
+        return fused_last_planes.call(problem, config, device)
     if config >= fused_last_weight_rows.FIRST:
         return fused_last_weight_rows.call(problem, config, device)
     if config >= fused_last_runs.FIRST:
@@ -304,6 +307,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     own |= fused_maps.microseconds(problem, device) | fused_heads.microseconds(problem, device)
     own |= fused_exact.microseconds(problem, device) | fused_point.microseconds(problem, device)
     own |= fused_last_runs.microseconds(problem, device) | fused_last_weight_rows.microseconds(problem, device)
+    own |= fused_last_planes.microseconds(problem, device)
     return fused_beside.compared(problem, own, device)
 
 

@@ -13,9 +13,9 @@ import torch
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda, fused_alternating, fused_last_runs
 
-# The number of its first tile among the configs of `fused`, and the number of that tile among those of boxes.
-FIRST = 360
-_FIRST_TILE = fused_last_runs.FIRST_TILE + fused_last_runs.TILES
+# The number of its first tile among the configs of `fused`, how many there are, and its number among those of boxes.
+FIRST, TILES = 360, 4
+FIRST_TILE = fused_last_runs.FIRST_TILE + fused_last_runs.TILES
 
 
 class _Rates(NamedTuple):
@@ -39,7 +39,7 @@ _OF_BOXES = 2  # tiles of the former, which are the first
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """Plan a call of one of these tiles."""
-    tile = config - FIRST + _FIRST_TILE
+    tile = config - FIRST + FIRST_TILE
     return cuda.module().FusedLastCall(device, problem.cuda, tile, problem.alignment, problem.workspace_cap)
 
 
@@ -51,8 +51,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     predicted = {}
-    for number, (rows, columns, _, _, vectors) in enumerate(module.fused_last_tiles()[_FIRST_TILE:]):
-        if not module.fused_last_fits(device, problem.cuda, _FIRST_TILE + number, problem.alignment):
+    for number, (rows, columns, _, _, vectors) in enumerate(module.fused_last_tiles()[FIRST_TILE : FIRST_TILE + TILES]):
+        if not module.fused_last_fits(device, problem.cuda, FIRST_TILE + number, problem.alignment):
             continue
         if problem.batch == 0:
             predicted[FIRST + number] = _RATES.call
