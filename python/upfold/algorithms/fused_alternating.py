@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..problem import DTYPE_BYTES, Operator, Problem
@@ -45,6 +46,36 @@ class Work(NamedTuple):
     source: int
     loose: bool  # results in planes that are stored by lanes
     sharers: int  # blocks that share the weights they copy
+
+
+class Fitting(NamedTuple):
+    """A tile that fits: its number, its positions, columns of each phase, phases, bytes of weights of a pair, and its work."""
+
+    number: int
+    rows: int
+    columns: int
+    phases: int
+    pair: int
+    work: Work
+
+    @property
+    def products(self) -> float:
+        """Cycles that the products of a tile take by themselves."""
+        return self.work.products * self.rows * self.pair / 4096
+
+    @property
+    def streamed(self) -> float:
+        """Bytes of weights that are copied for a tile."""
+        return 0.0 if self.work.resident else self.work.products * self.pair
+
+
+def fitting(problem: Problem, device: int, first: int, count: int) -> Iterator[Fitting]:
+    """Those of `count` tiles of boxes from number `first` on that fit; a problem of no samples has no work."""
+    module = cuda.module()
+    for number, (rows, columns, phases, _, vectors) in enumerate(module.fused_last_tiles()[first : first + count]):
+        if module.fused_last_fits(device, problem.cuda, first + number, problem.alignment):
+            call = module.FusedLastCall(device, problem.cuda, first + number, problem.alignment, problem.workspace_cap)
+            yield Fitting(number, rows, columns, phases, columns * vectors * 16, Work(*call.work))
 
 
 def of_turns(turns: int, busy: float, store: float, shared: float) -> float:

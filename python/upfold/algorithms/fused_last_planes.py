@@ -55,25 +55,19 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: one warpgroup multiplies while the others store."""
     if problem.operator is not Operator.CONV_TRANSPOSE or problem.in_full_float32:
         return {}
-    module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
-    rates = _RATES[size == 2]
-    predicted = {}
-    tiles = module.fused_last_tiles()[FIRST_TILE : FIRST_TILE + TILES]
-    for number, (rows, columns, phases, _, vectors) in enumerate(tiles):
-        if not module.fused_last_fits(device, problem.cuda, FIRST_TILE + number, problem.alignment):
-            continue
+    rates, predicted = _RATES[size == 2], {}
+    for tile in fused_alternating.fitting(problem, device, FIRST_TILE, TILES):
+        work = tile.work
         if problem.batch == 0:
-            predicted[FIRST + number] = rates.call
+            predicted[FIRST + tile.number] = rates.call
             continue
-        work = fused_alternating.Work(*call(problem, FIRST + number, device).work)
-        pair = columns * vectors * 16
-        multiply = work.products * (rows * pair / 4096 * rates.product + rates.issue)
-        busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / rates.loaded)
-        store = rows * columns * phases * size / rates.stored * (rates.loose if work.loose else 1.0) + rates.tile
+        busy = max(tile.products * rates.product + work.products * rates.issue, (work.copied + tile.streamed) / rates.loaded)
+        results = tile.rows * tile.columns * tile.phases * size
+        store = results / rates.stored * (rates.loose if work.loose else 1.0) + rates.tile
         time = fused_alternating.of_turns(-(-work.tiles // multiprocessors), busy, store, rates.shared)
         least = 1e-6 * problem.bytes * rates.memory
-        time = rates.call + max(time, least) + rates.beside * min(time, least)
-        predicted[FIRST + number] = (time + 1e-6 * work.packed * rates.packed) * (1.0 if work.resident else _STREAMING)
+        time = rates.call + max(time, least) + rates.beside * min(time, least) + 1e-6 * work.packed * rates.packed
+        predicted[FIRST + tile.number] = time * (1.0 if work.resident else _STREAMING)
     return predicted

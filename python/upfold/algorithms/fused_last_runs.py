@@ -54,24 +54,19 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: one warpgroup multiplies while the other stores."""
     if problem.operator is not Operator.CONV_TRANSPOSE or problem.in_full_float32:
         return {}
-    module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     size = DTYPE_BYTES[problem.dtype]
     rates, predicted = _RATES[size == 2], {}
-    for number, (rows, columns, _, _, vectors) in enumerate(module.fused_last_tiles()[FIRST_TILE : FIRST_TILE + TILES]):
-        if not module.fused_last_fits(device, problem.cuda, FIRST_TILE + number, problem.alignment):
-            continue
+    for tile in fused_alternating.fitting(problem, device, FIRST_TILE, TILES):
+        work = tile.work
         if problem.batch == 0:
-            predicted[FIRST + number] = rates.call
+            predicted[FIRST + tile.number] = rates.call
             continue
-        work = fused_alternating.Work(*call(problem, FIRST + number, device).work)
-        pair = columns * vectors * 16
-        multiply = work.products * (rows * pair / 4096 * rates.product + rates.issue)
-        streamed = 0.0 if work.resident else work.products * pair * (0.5 if work.sharers > 1 else 1.0)
-        busy = max(multiply, (work.copied + streamed) / rates.loaded)
-        store = rows * columns * size / rates.stored + rates.tile
+        multiply = tile.products * rates.product + work.products * rates.issue
+        busy = max(multiply, (work.copied + tile.streamed * (0.5 if work.sharers > 1 else 1.0)) / rates.loaded)
+        store = tile.rows * tile.columns * size / rates.stored + rates.tile
         time = fused_alternating.of_turns(-(-work.tiles // multiprocessors), busy, store, rates.shared)
         time += 1e-6 * (work.packed * rates.packed + work.source * rates.source) + (rates.launch if work.source else 0.0)
         time = rates.call + max(time, 1e-6 * problem.bytes * rates.memory)
-        predicted[FIRST + number] = time * (_SHORT if problem.stride[2] == 2 else 1.0)
+        predicted[FIRST + tile.number] = time * (_SHORT if problem.stride[2] == 2 else 1.0)
     return predicted

@@ -48,22 +48,19 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits: one warpgroup multiplies while the other stores."""
     if problem.operator is not Operator.CONV_TRANSPOSE or DTYPE_BYTES[problem.dtype] != 2:
         return {}
-    module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     predicted = {}
-    for number, (rows, columns, _, _, vectors) in enumerate(module.fused_last_tiles()[FIRST_TILE : FIRST_TILE + TILES]):
-        if not module.fused_last_fits(device, problem.cuda, FIRST_TILE + number, problem.alignment):
-            continue
+    for tile in fused_alternating.fitting(problem, device, FIRST_TILE, TILES):
+        work = tile.work
         if problem.batch == 0:
-            predicted[FIRST + number] = _RATES.call
+            predicted[FIRST + tile.number] = _RATES.call
             continue
-        work = fused_alternating.Work(*call(problem, FIRST + number, device).work)
-        pair = columns * vectors * 16
-        multiply = work.products * (rows * pair / 4096 * _RATES.product + _RATES.issue)
-        busy = max(multiply, (work.copied + (0.0 if work.resident else work.products * pair)) / _RATES.loaded)
-        tile, stored = _BOXES if number < _OF_BOXES else _LANES
-        store = rows * columns * 2 / stored + tile
-        time = fused_alternating.of_turns(-(-work.tiles // multiprocessors), busy, store, _RATES.shared)
+        multiply = tile.products * _RATES.product + work.products * _RATES.issue
+        busy = max(multiply, (work.copied + tile.streamed) / _RATES.loaded)
+        cycles, stored = _BOXES if tile.number < _OF_BOXES else _LANES
+        time = fused_alternating.of_turns(
+            -(-work.tiles // multiprocessors), busy, tile.rows * tile.columns * 2 / stored + cycles, _RATES.shared
+        )
         least = 1e-6 * problem.bytes * _RATES.memory
-        predicted[FIRST + number] = _RATES.call + max(time, least) + _RATES.beside * min(time, least)
+        predicted[FIRST + tile.number] = _RATES.call + max(time, least) + _RATES.beside * min(time, least)
     return predicted
