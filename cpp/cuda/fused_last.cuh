@@ -69,6 +69,7 @@ struct LastTileBase {
   // Of a thread. All are those that a block begins with, of which each multiprocessor has 512 for each of 128 threads, in eights:
   // what the copying warpgroup gives back of them the others can take, and would wait for more without end.
   static constexpr int kAllRegisters = 512 / (kWarpgroups + 1) / 8 * 8 * (kWarpgroups + 1);
+  // Of three warpgroups with half as many sums 32 would spill.
   static constexpr int kCopyRegisters = kWarpgroups == 2 || kM * kSub8 * kPhases <= 16 ? 40 : 32;
   static constexpr int kMultiplyRegisters = (kAllRegisters - kCopyRegisters) / kWarpgroups / 8 * 8;
   static constexpr bool kAlternates = false, kFromPlanes = false, kToPlanes = false, kTransposes = false, kWhole = false;

@@ -15,6 +15,7 @@ from every_config import (
 )
 
 from gpu import missing
+from oracle import describe, geometry_arguments
 from upfold.algorithms import REGISTRY, fused_last, fused_last_planes
 
 reason = missing()
@@ -26,14 +27,14 @@ FUSED = REGISTRY["fused"]
 TYPES = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
-_TWO = range(fused_last.FIRST + 22, fused_last.FIRST + 26)  # those of two warpgroups
+_TILES = (*range(fused_last.FIRST + 22, fused_last.FIRST + 26), fused_last_planes.FIRST)
 
 LAYERS = {
     "2 x 2": equal_layer((8, 16), (2, 2)),
     "2 x 2, rows that lanes store": equal_layer((8, 13), (2, 2)),
     "2 x 2, rows of 96 bytes": equal_layer((4, 12), (2, 2), out_channels=72),
     "2 x 2, of more channels than a tile": equal_layer((8, 8), (2, 2), in_channels=200, out_channels=136),
-    "2 x 2, groups": equal_layer((8, 8), (2, 2), in_channels=128, out_channels=128, groups=2),
+    "2 x 2, groups": equal_layer((8, 8), (2, 2), in_channels=128, out_channels=256, groups=2),
     "2 x 2, many samples": equal_layer((4, 4), (2, 2), batch=150),
     "3 x 2": equal_layer((4, 8), (3, 2)),
     "4 x 4": equal_layer((16, 8), (4, 4)),
@@ -45,16 +46,25 @@ LAYERS = {
 LOADED = {
     "stays": equal_layer((64, 96), (2, 2), in_channels=64, out_channels=64, batch=9),
     "streams": equal_layer((32, 40), (2, 2), in_channels=512, out_channels=256, batch=9),
-    "lanes store": equal_layer((14, 14), (2, 2), in_channels=64, out_channels=64, batch=90),
+    "lanes store": equal_layer((16, 14), (2, 2), in_channels=64, out_channels=64, batch=90),
 }
 
 
 def _expected(problem, device):
-    """Those, of which there must be some on Hopper for planes of whole vectors."""
-    found = [config for config in FUSED.configs(problem, device) if config in _TWO or config == fused_last_planes.FIRST]
-    whole = problem.in_pixels * problem.dtype.itemsize % 16 == 0
-    assert found or not whole or torch.cuda.get_device_capability(device)[0] != 9
+    """Those, of which there must be some on Hopper."""
+    found = [config for config in FUSED.configs(problem, device) if config in _TILES]
+    assert found or torch.cuda.get_device_capability(device)[0] != 9
     return found
+
+
+@TYPES
+@pytest.mark.parametrize("name", LAYERS | LOADED)
+def test_every_tile_is_there(name, dtype, device):
+    """Three of two warpgroups and that of three where rows have two phases, one where they have four."""
+    case = (LAYERS | LOADED)[name]
+    problem = describe(*case.tensors(dtype, device, bias=True), tuple(geometry_arguments(case.geometry).values()))
+    found = set(_expected(problem, device))
+    assert not found or found == ({_TILES[3]} if case.stride[-1] == 4 else {*_TILES} - {_TILES[3]})
 
 
 @TYPES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..problem import DTYPE_BYTES, Operator, Problem
 from . import cuda
@@ -69,13 +69,18 @@ class Fitting(NamedTuple):
         return 0.0 if self.work.resident else self.work.products * self.pair
 
 
+def call(problem: Problem, tile: int, device: int) -> Any:
+    """Plan a call of a tile, by its number among those of boxes."""
+    return cuda.module().FusedLastCall(device, problem.cuda, tile, problem.alignment, problem.workspace_cap)
+
+
 def fitting(problem: Problem, device: int, first: int, count: int) -> Iterator[Fitting]:
     """Those of `count` tiles of boxes from number `first` on that fit; a problem of no samples has no work."""
     module = cuda.module()
     for number, (rows, columns, phases, _, vectors) in enumerate(module.fused_last_tiles()[first : first + count]):
         if module.fused_last_fits(device, problem.cuda, first + number, problem.alignment):
-            call = module.FusedLastCall(device, problem.cuda, first + number, problem.alignment, problem.workspace_cap)
-            yield Fitting(number, rows, columns, phases, columns * vectors * 16, Work(*call.work))
+            work = Work(*call(problem, first + number, device).work)
+            yield Fitting(number, rows, columns, phases, columns * vectors * 16, work)
 
 
 def of_turns(turns: int, busy: float, store: float, shared: float) -> float:

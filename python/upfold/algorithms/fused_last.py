@@ -78,7 +78,7 @@ TURNED_SHARES = 4  # parts of a turned tile, at the least, that blocks of a spli
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """Plan a call of one of these tiles."""
-    return cuda.module().FusedLastCall(device, problem.cuda, config - FIRST, problem.alignment, problem.workspace_cap)
+    return fused_alternating.call(problem, config - FIRST, device)
 
 
 def enqueue(planned: Any, problem: Problem) -> Enqueue:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_alternating, fused_last_weight_rows
+from . import fused_alternating, fused_last_weight_rows
 
 # The number of its first tile among the configs of `fused`, how many there are, and its number among those of boxes.
 FIRST, TILES = 370, 1
@@ -46,8 +46,7 @@ _STREAMING = 1.25
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """Plan a call of one of these tiles."""
-    tile = config - FIRST + FIRST_TILE
-    return cuda.module().FusedLastCall(device, problem.cuda, tile, problem.alignment, problem.workspace_cap)
+    return fused_alternating.call(problem, config - FIRST + FIRST_TILE, device)
 
 
 @lru_cache(maxsize=4096)

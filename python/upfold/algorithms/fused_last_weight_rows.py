@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Operator, Problem
-from . import cuda, fused_alternating, fused_last_runs
+from . import fused_alternating, fused_last_runs
 
 # The number of its first tile among the configs of `fused`, how many there are, and its number among those of boxes.
 FIRST, TILES = 360, 4
@@ -39,8 +39,7 @@ _OF_BOXES = 2  # tiles of the former, which are the first
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """Plan a call of one of these tiles."""
-    tile = config - FIRST + FIRST_TILE
-    return cuda.module().FusedLastCall(device, problem.cuda, tile, problem.alignment, problem.workspace_cap)
+    return fused_alternating.call(problem, config - FIRST + FIRST_TILE, device)
 
 
 @lru_cache(maxsize=4096)
