@@ -18,8 +18,32 @@ constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
 constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
 constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
 constexpr std::uint32_t kLeastLaterTiles = 264;                  // where results are stored later: two of a block (H100)
-constexpr double kRunsCost = 25;             // of a tile whose copies are runs, as cost_of has those of grains
+// What a box costs, in cycles for each channel of the reduction: by the times of 76 layers in two types on an H200.
+constexpr double kRunsCost = 25;       // of copies that are runs of rows
+constexpr double kInputEndsCost = 32;  // of the beginning and the end of a tile
+constexpr double kCutCost = 1.0 / 32;  // of a byte of results that are stored in parts of sectors
+// In rounds of tiles: the second launch, and the parts of all blocks, where the last one is split; and what part of the cost
+// counts rounds, the other one tiles, where there is one round, and where there are more.
+constexpr double kSplitCost = 0.2, kPartsCost = 0.1, kOneRound = 0.7, kManyRounds = 0.85;
 constexpr std::int64_t kMostSplitWaves = 8;  // of tiles, of which the last one is worth a split
+
+// Whether the last round of tiles is worth a split, of so many in all with so many steps each.
+inline bool splits_last(std::int64_t tiles, std::int64_t steps) {
+  return tiles > kInputAimBlocks && tiles < kMostSplitWaves * kInputAimBlocks && steps >= 4 * kLeastInputSteps;
+}
+// How often all multiprocessors have a tile. Most of that are rounds, of which the last one is split where it has few tiles. The
+// rest is the number of tiles, as all read the same weights; and all of it where few tiles are split, one by one.
+inline double input_rounds(std::int64_t tiles, std::int64_t steps) {
+  constexpr std::int64_t kBlocks = kInputAimBlocks;
+  const std::int64_t whole = tiles / kBlocks, last = tiles % kBlocks;
+  const bool splits = last > 0 && (whole == 0 || splits_last(tiles, steps));
+  const std::int64_t parts = splits ? std::clamp(steps / kLeastInputSteps, std::int64_t(1), kBlocks / last) : 1;
+  const double all = double(tiles) / double(kBlocks);
+  if (whole == 0) return parts > 1 ? all : kOneRound + (1 - kOneRound) * all;
+  double rounds = double(whole + (last > 0 ? 1 : 0));
+  if (parts > 1) rounds += 1.0 / double(parts) - 1 + kSplitCost + kPartsCost * double(last * parts) / double(kBlocks);
+  return kManyRounds * rounds + (1 - kManyRounds) * all;
+}
 
 // Wavefronts in which a warp reads one entry: lanes read `width` words, those of each remainder of 4 from `from` on, of pixels
 // that are `step` words apart.

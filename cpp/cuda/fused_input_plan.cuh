@@ -88,10 +88,20 @@ class InputPlanner {
     if (unit_channels_ * patch.rows * patch.span * element_ > most_shared_ / 3) return -1;
     double tiles = double(ceil_div(p_.batch, box[3]));
     for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(axes_[i].in, box[i]));
-    const double copies = double(patch.rows) * (double(patch.span * element_ + 64) / 20 + double(patch.row_columns) / 8);
-    return tiles * (products() + copies);
+    const double row = double(std::max<std::int64_t>(patch.span * element_, 48) + 48) / 20 + double(patch.row_columns) / 8;
+    const double cost = channel_cost(double(patch.rows) * row);
+    if (box[2] == p_.in_w || box[2] * element_ % 32 == 0 || tiles_of(tiles) <= kInputAimBlocks) return rounds_of(tiles) * cost;
+    // Parts of rows are stored that are no whole sectors.
+    const double sums = double(tile_.pixels * tile_.channels * element_) / double(plan_.job.oc);
+    return rounds_of(tiles) * (cost + kCutCost * sums);
   }
-  double products() const { return double(kernel_taps(p_)) * tile_.pixels * tile_.channels * double(element_) / 4096; }
+  // Of a channel of the reduction: the products of a tile, what they wait for at its ends, and the copies beside them.
+  double channel_cost(double copies) const {
+    const double products = double(kernel_taps(p_)) * tile_.pixels * tile_.channels * double(element_) / 4096 + kInputEndsCost;
+    return std::max(products, copies) + 0.2 * std::min(products, copies);
+  }
+  std::int64_t tiles_of(double boxes) const { return std::int64_t(boxes) * plan_.job.channel_tiles.value * p_.groups; }
+  double rounds_of(double boxes) const { return input_rounds(tiles_of(boxes), plan_.job.oc * kernel_taps(p_) * element_ / 32); }
 
   // Rows of pixels may be numbered over samples where kernel and stride are the same and nothing is cut off: whole rows reach
   // runs of a channel, which must be aligned as the copy engine wants them.
@@ -116,7 +126,7 @@ class InputPlanner {
     for (std::int64_t count = most; count > 0; --count) {
       const std::int64_t bytes = count * p_.kernel_d * p_.stride_h * p_.out_w * element_;
       if (unit_channels_ * bytes > most_shared_ / 3) continue;
-      const double cost = double(ceil_div(rows(), count)) * (products() + kRunsCost + double(bytes) / 24);
+      const double cost = rounds_of(double(ceil_div(rows(), count))) * channel_cost(kRunsCost + double(bytes) / 24);
       if (least < 0 || cost < least) least = cost, best = count;
     }
     return best;
@@ -290,7 +300,7 @@ class InputPlanner {
     split(tiles, 0, parts);
     if (keep_weights()) return true;
     // A last wave of few tiles would leave the other multiprocessors idle.
-    if (tiles > kInputAimBlocks && tiles < kMostSplitWaves * kInputAimBlocks && last > 0 && steps >= 4 * kLeastInputSteps) {
+    if (last > 0 && splits_last(tiles, steps)) {
       split(tiles, tiles - last, std::max<std::int64_t>(1, std::min(kInputAimBlocks / last, most)));
     }
     return stream_weights();

@@ -250,7 +250,7 @@ class LastCutter : protected LastLayout {
     if (p_.batch > 1) steps |= r.n;
     if (result_channels() * p_.groups > 1) steps |= r.c;
     if (result_size_[0] > 1) steps |= r.d;
-    if (result_size_[1] > 1) steps |= has_plane_runs(cut) ? result_size_[2] : r.h;
+    if (result_size_[1] > 1) steps |= has_plane_runs(cut) ? result_size_[1] * result_size_[2] : r.h;
     if (!has_plane_runs(cut)) steps |= result_size_[2];
     std::int64_t unit = most;
     while (steps * element_ % unit != 0) unit /= 2;
@@ -294,8 +294,9 @@ class LastCutter : protected LastLayout {
         if (!is_fair(positions_[1], h, 1)) continue;
         const std::int64_t d = std::min(positions_[0], tile_rows() / (w * h));
         cut.box = {d, h, w}, cut.samples = std::min({p_.batch, tile_rows() / (w * h * d), kMostBox, most_samples_});
-        // What parts of many samples store lies far apart; how much that costs was not measured by itself.
-        if (tile_.to_planes && !boxes && (w < positions_[2] || h < positions_[1] || d < positions_[0])) cut.samples = 1;
+        // What parts of many samples store lies far apart: only where rows are whole, and sectors of results too.
+        const bool part = w < positions_[2] || h < positions_[1] || d < positions_[0];
+        if (tile_.to_planes && !boxes && part && !(w == positions_[2] && unit_of_runs(cut, kSector) == kSector)) cut.samples = 1;
         keep(cut);
       }
     }

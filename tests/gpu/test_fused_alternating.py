@@ -70,6 +70,7 @@ PLANES = {
     "odd long rows, empty phases": _like("k3s4d3-64-64@64", in_size=(6, 70), batch=5),
     "odd long rows, unlike sets": _like("k3s2p1op1-128-64@256", output_padding=(1, 0), in_size=(9, 150), batch=5),
     "even long rows": _like("k3s2p1op1-128-64@256", padding=(1, 0), output_padding=(1, 1), in_size=(9, 150), batch=5),
+    "rows of 14, 3d": _like("nnunet3d-64-32@64", in_channels=64, out_channels=72, in_size=(3, 6, 14), batch=5),
     "odd planes": _like("sam-64-32@128", in_size=(7, 7), out_channels=72, batch=90),
     "odd planes, wide": _like("sam-64-32@128", in_size=(5, 21), out_channels=72, batch=90),
     "four phases, odd rows": _like("dpt-256-256@37", in_channels=64, out_channels=72, in_size=(9, 37), batch=12),
@@ -195,6 +196,16 @@ def test_slices_leave_what_lies_beside_them(name, dtype, device):
             assert_exact(inside, want, f"config {config}")
             assert big[:, : want.shape[1]].isnan().all(), config
             assert big[:, 2 * want.shape[1] :].isnan().all(), config
+
+
+def test_rows_of_two_samples_fill_a_tile(device):
+    """Two of their 14 rows each, of 14 positions, so that results are whole sectors; channels are four tiles."""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("tiles of Hopper's")
+    case = _like("maskrcnn-256-256@14", batch=10)
+    x, w, b = case.tensors(torch.bfloat16, device, bias=True)
+    work = fused_alternating.Work(*fused_alternating.call(_problem(x, w, b, case), 33, cuda.index(device)).work)
+    assert work.tiles == (10 // 2) * (14 // 2) * 4
 
 
 def test_every_tile_is_reached(device):

@@ -112,7 +112,8 @@ def microseconds(problem: Problem, config: int, tile: tuple[int, int, int, int, 
     spans = problem.operator is Operator.CONV_TRANSPOSE and problem.kernel_size != problem.stride
     many = (kind, size) == (2, 4) and spans and turns >= _MANY_TURNS
     against = _AGAINST_MANY if many else _AGAINST_OTHERS[kind][size == 2]
-    against *= _LOOSE_AND_LONG if (kind, size) == (1, 4) and work.loose and rows > 64 else 1.0
+    if (kind, size) == (1, 4) and work.loose:
+        against *= _LOOSE_AND_LONG if rows > 64 else _LOOSE
     return narrow * against * (rates.call + max(time, least) + rates.beside * min(time, least))
 
 
@@ -162,6 +163,7 @@ _AGAINST_OTHERS = ((0.94, 1.04), (1.0, 1.0), (1.22, 0.9), (1.0, 1.05))
 # The same of TF32 and results in planes, where each multiprocessor has so many tiles of a kernel that spans several strides: they
 # took 0.81 (dense 3x7) to 0.94 (k3 s2) of the time predicted, pose 256 304 us, and the tile that was preferred there 335.
 _MANY_TURNS, _AGAINST_MANY = 8, 0.93
-# And of planes of floats as they lie whose results lanes store, by tiles of more than 64 positions: of one layer (Mask R-CNN,
-# 211 us by tiles of 128 positions and 177 by those of 64, H100).
-_LOOSE_AND_LONG = 1.15
+# And of planes of floats as they lie whose results lanes store, beside tiles that read packed ones (H200, us: Mask R-CNN 162 by
+# them, 72 of 100 regions, and 147 and 64 by tiles of three warpgroups), and by tiles of more than 64 positions (H100: 211 us
+# where those of 64 take 177).
+_LOOSE, _LOOSE_AND_LONG = 1.13, 1.3
