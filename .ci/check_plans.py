@@ -235,6 +235,27 @@ def check_small_room(torch: Any) -> int:
     return planned
 
 
+def check_tiles(torch: Any) -> int:
+    """How full tiles are that once were not, in bfloat16; how many plans that were."""
+    from upfold import cases
+    from upfold.algorithms import cuda, fused_alternating
+
+    def operator(name: str, mode: str) -> Any:
+        return check_choice.operators(torch, cases.find(name), torch.bfloat16, torch.contiguous_format)[mode]
+
+    # Of 132 multiprocessors the gradient of the input fills whole rounds, with few tiles behind them, which are split: boxes of
+    # less to copy, which fit the maps less well, would take a round more.
+    rounds = {("pose-256-256@32x24", 3): (384, 0), ("yolo-proto-256-256@80", 18): (396, 4)}
+    for (name, config), tiles in rounds.items():
+        problem = operator(name, "grad_input")
+        work = cuda.module().FusedInputCall(0, problem.cuda, config, problem.alignment).work
+        assert work[:2] == tiles, (name, work)
+    # Two rows of two samples are a tile, whose results are whole sectors; channels are four tiles.
+    work = fused_alternating.call(operator("maskrcnn-256-256@14", "forward"), 33, 0).work
+    assert fused_alternating.Work(*work).tiles == 256 // 2 * 14 // 2 * 4, work
+    return len(rounds) + 1
+
+
 def main() -> int:
     """Link, import and check; the exit status is that of the plans."""
     if "--linked" not in sys.argv:
@@ -253,6 +274,7 @@ def main() -> int:
     counted, planned = check(torch)
     shared = check_pairs(torch)
     print(f"{counted} problems, {planned} plans, {shared} shared columns, {time.monotonic() - begin:.0f} s")
+    print(f"{check_tiles(torch)} plans of full tiles")
     print(f"{check_small_room(torch)} plans of a sample at a time, {time.monotonic() - begin:.0f} s")
     print(f"{compute_pairs(torch, 0.001)} pairs of gradients computed, {time.monotonic() - begin:.0f} s")
     print(f"{compute_rows(torch, 0.001)} products of rows of channels computed, {time.monotonic() - begin:.0f} s")

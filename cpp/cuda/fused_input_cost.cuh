@@ -1,4 +1,4 @@
-// What the planner of the fused gradient of the input aims at, and what reading costs; host code.
+// What the planner of the fused gradient of the input aims at, and what boxes, rounds of tiles and reading cost; host code.
 #pragma once
 
 #include <algorithm>

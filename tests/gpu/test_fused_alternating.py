@@ -198,16 +198,6 @@ def test_slices_leave_what_lies_beside_them(name, dtype, device):
             assert big[:, 2 * want.shape[1] :].isnan().all(), config
 
 
-def test_rows_of_two_samples_fill_a_tile(device):
-    """Two of their 14 rows each, of 14 positions, so that results are whole sectors; channels are four tiles."""
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        pytest.skip("tiles of Hopper's")
-    case = _like("maskrcnn-256-256@14", batch=10)
-    x, w, b = case.tensors(torch.bfloat16, device, bias=True)
-    work = fused_alternating.Work(*fused_alternating.call(_problem(x, w, b, case), 33, cuda.index(device)).work)
-    assert work.tiles == (10 // 2) * (14 // 2) * 4
-
-
 def test_every_tile_is_reached(device):
     """By one of the layers above, in one of their types."""
     if torch.cuda.get_device_capability(device)[0] != 9:

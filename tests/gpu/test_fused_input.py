@@ -229,18 +229,6 @@ def _works_of_exact_tiles(case, dtype, shift, device):
     return works
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "tiles"), [("pose-256-256@32x24", 3, (384, 0)), ("yolo-proto-256-256@80", 18, (396, 4))]
-)
-def test_boxes_fill_whole_rounds(name, config, tiles, device):
-    """Of 132 tiles, of which a last one is split: boxes that fit the map less well would take fewer copies and a round more."""
-    if not HOPPER:
-        pytest.skip("its own tiles are for compute capability 9.0")
-    w, g, size, arguments = _operands(cases.find(name), torch.bfloat16, device)
-    problem = execute.describe_conv(g, w, size, arguments)[0]
-    assert cuda.module().FusedInputCall(cuda.index(device), problem.cuda, config, problem.alignment).work[:2] == tiles
-
-
 @TYPES
 @pytest.mark.parametrize("name", TOGETHER)
 def test_sums_that_clusters_of_more_blocks_add_are_exact(name, dtype, device):
