@@ -18,7 +18,7 @@ constexpr std::int64_t kInputFixedBytes = 2 << 10;               // of barriers
 constexpr std::int64_t kInputAimBlocks = 132;                    // where the reduction can be split
 constexpr std::int64_t kLeastInputSteps = 16;                    // of a part of the reduction
 constexpr std::uint32_t kLeastLaterTiles = 264;                  // where results are stored later: two of a block (H100)
-// What a box costs, in cycles for each channel of the reduction: by the times of 76 layers in two types on an H200.
+// What a box costs, in cycles for each channel of the reduction: by the times of 78 layers in two types on an H200.
 constexpr double kRunsCost = 25;       // of copies that are runs of rows
 constexpr double kInputEndsCost = 32;  // of the beginning and the end of a tile
 constexpr double kCutCost = 1.0 / 32;  // of a byte of results that are stored in parts of sectors
@@ -27,6 +27,11 @@ constexpr double kCutCost = 1.0 / 32;  // of a byte of results that are stored i
 constexpr double kSplitCost = 0.2, kPartsCost = 0.1, kOneRound = 0.7, kManyRounds = 0.85;
 constexpr std::int64_t kMostSplitWaves = 8;  // of tiles, of which the last one is worth a split
 
+// Into how many parts the reduction of each of so many tiles is cut, of which no block is to have more than one: one, where there
+// is a tile for each block or more.
+inline std::int64_t input_parts(std::int64_t tiles, std::int64_t most) {
+  return std::max<std::int64_t>(1, std::min(kInputAimBlocks / tiles, most));
+}
 // Whether the last round of tiles is worth a split, of so many in all with so many steps each.
 inline bool splits_last(std::int64_t tiles, std::int64_t steps) {
   return tiles > kInputAimBlocks && tiles < kMostSplitWaves * kInputAimBlocks && steps >= 4 * kLeastInputSteps;
@@ -37,7 +42,7 @@ inline double input_rounds(std::int64_t tiles, std::int64_t steps) {
   constexpr std::int64_t kBlocks = kInputAimBlocks;
   const std::int64_t whole = tiles / kBlocks, last = tiles % kBlocks;
   const bool splits = last > 0 && (whole == 0 || splits_last(tiles, steps));
-  const std::int64_t parts = splits ? std::clamp(steps / kLeastInputSteps, std::int64_t(1), kBlocks / last) : 1;
+  const std::int64_t parts = splits ? input_parts(last, steps / kLeastInputSteps) : 1;
   const double all = double(tiles) / double(kBlocks);
   if (whole == 0) return parts > 1 ? all : kOneRound + (1 - kOneRound) * all;
   double rounds = double(whole + (last > 0 ? 1 : 0));

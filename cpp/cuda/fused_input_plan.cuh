@@ -89,11 +89,11 @@ class InputPlanner {
     double tiles = double(ceil_div(p_.batch, box[3]));
     for (int i = 0; i < 3; ++i) tiles *= double(ceil_div(axes_[i].in, box[i]));
     const double row = double(std::max<std::int64_t>(patch.span * element_, 48) + 48) / 20 + double(patch.row_columns) / 8;
-    const double cost = channel_cost(double(patch.rows) * row);
-    if (box[2] == p_.in_w || box[2] * element_ % 32 == 0 || tiles_of(tiles) <= kInputAimBlocks) return rounds_of(tiles) * cost;
-    // Parts of rows are stored that are no whole sectors.
-    const double sums = double(tile_.pixels * tile_.channels * element_) / double(plan_.job.oc);
-    return rounds_of(tiles) * (cost + kCutCost * sums);
+    double cost = channel_cost(double(patch.rows) * row);
+    // Parts of rows that are no whole sectors. Not of few tiles, which would take wider boxes for it: there it was not measured.
+    if (box[2] < p_.in_w && box[2] * element_ % 32 != 0 && tiles_of(tiles) > kInputAimBlocks)
+      cost += kCutCost * double(tile_.pixels * tile_.channels * element_) / double(plan_.job.oc);
+    return rounds_of(tiles) * cost;
   }
   // Of a channel of the reduction: the products of a tile, what they wait for at its ends, and the copies beside them.
   double channel_cost(double copies) const {
@@ -290,7 +290,7 @@ class InputPlanner {
     if (tiles * kInputAimBlocks >= kMostInputCount) return false;
     const std::int64_t steps = std::int64_t(job.chunks) * job.steps, last = tiles % kInputAimBlocks;
     const std::int64_t most = std::min<std::int64_t>(steps / kLeastInputSteps, job.chunks);
-    const std::int64_t parts = std::max<std::int64_t>(1, std::min(kInputAimBlocks / tiles, most));
+    const std::int64_t parts = input_parts(tiles, most);
     split(tiles, 0, parts);
     const std::int64_t together = parts_together(tiles, job.splits.value);
     if (together > 2) split(tiles, 0, together);
@@ -301,7 +301,7 @@ class InputPlanner {
     if (keep_weights()) return true;
     // A last wave of few tiles would leave the other multiprocessors idle.
     if (last > 0 && splits_last(tiles, steps)) {
-      split(tiles, tiles - last, std::max<std::int64_t>(1, std::min(kInputAimBlocks / last, most)));
+      split(tiles, tiles - last, input_parts(last, most));
     }
     return stream_weights();
   }

@@ -53,7 +53,7 @@ _FEW = 22
 _CLUSTERED = 0.6
 _LATER = 0.95  # times as long, where results are stored between the products of the next tile (H100)
 # So few tiles are so many microseconds sooner (FCN 8s k4 on 16 x 16, 8 tiles, on an H200).
-_ALONE = (16, 1.5)
+_ALONE_TILES, _ALONE = 16, 1.5
 _ONE_PRODUCT, _TWO = 128, 1.51  # pixels of one product for each warpgroup; how much longer two of them take
 
 
@@ -129,8 +129,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         time += _AS_IT_LIES + 1e-6 * size * packed * _COLD if reads == _WORDS else 1e-6 * packed * _PACKED
         if reads == _WORDS and size == 2 and problem.in_size[-1] < 8:
             time += _SHORT
-        if whole + split * parts <= _ALONE[0]:
-            time -= _ALONE[1]
+        if whole + split * parts <= _ALONE_TILES:
+            time -= _ALONE
         if size == 2:
             reduced = problem.out_channels_per_group * problem.taps
             time *= reduced / (reduced + _FEW)
