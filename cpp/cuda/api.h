@@ -129,7 +129,7 @@ struct DirectTile {
   int channels, pixels;
 };
 std::vector<DirectTile> direct_tiles();
-// Whether choice number `config` runs this problem; kConvTransposeWeight has a choice for every number.
+// Whether choice number `config` runs this problem; kConvTransposeWeight has choices of its own (direct_weight.cu).
 bool direct_fits(const Problem& p, int config);
 std::int64_t direct_workspace_bytes(const Problem& p, int config);
 // What choice number `config` launches for kConvTranspose and kConv: blocks, and steps of the reduction of each.

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWeightBlocks<Value, kWalkB
       for (int j = 0; j < (kMh - 1) * kC; ++j) pixels[j / kC][j % kC] = pixels[j / kC + 1][j % kC];
     }
   }
-  const float sum = sum_of_block(sums, exchange);
+  const float sum = sum_of_block<kWarps>(sums, exchange);
   const std::int32_t thread = std::int32_t(threadIdx.x);
   if (thread < kKh * kK) partial[sum_offset(job, block, thread / kK, thread % kK)] = sum;
 }
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
   for (int i = 0; i < kMh * kM * kV; ++i) {
     if (!edges.lead[met_column<kM, kV, kColumns>(i)]) sums[i] = 0.0f;
   }
-  const float sum = sum_of_block(sums, exchange);
+  const float sum = sum_of_block<kWarps>(sums, exchange);
   const std::int32_t thread = std::int32_t(threadIdx.x), j = thread % kV, m = thread / kV % kM;
   if (thread >= kMh * kM * kV) return;
   const std::int32_t kh = tap_row + thread / (kV * kM) * h.stride, phase = (start * kV + v.pad) % v.stride;

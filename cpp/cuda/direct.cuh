@@ -191,6 +191,9 @@ void rows_run(const Launch& launch, const Problem& p, const DirectOperands& oper
 bool direct_weight_fits(const Problem& p, int config);
 std::int64_t direct_weight_bytes(const Problem& p, int config);
 void direct_weight(const Launch& launch, const Problem& p, const DirectOperands& operands, int config);
+// The same of few positions: blocks, none of complex numbers.
+std::int64_t dots_blocks(const Problem& p);
+void dots_run(const Launch& launch, const Problem& p, const DirectOperands& operands);
 #endif
 
 }  // namespace upfold::cuda

@@ -178,7 +178,8 @@ constexpr int kTileCount = int(sizeof(kTiles) / sizeof(kTiles[0]));
 
 std::int64_t weight_elements(const Problem& p) { return p.in_channels * out_channels_per_group(p) * kernel_taps(p); }
 
-// Every number is a choice: the tiles, then the tiles with one part alone, which takes no workspace.
+// The choices: the tiles, then the tiles with one part alone, which takes no workspace, and that of few positions.
+constexpr int kDotsChoice = 2 * kTileCount;
 int tile_of(const Problem& p, int config) { return p.dtype == Dtype::kComplex128 ? kTileCount - 1 : config % kTileCount; }
 
 struct Split {
@@ -195,26 +196,13 @@ Split split_of(const Problem& p, int config) {
   return {tiles, length, ceil_div(positions, length)};
 }
 
-WeightJob weight_job(const Problem& p, int config) {
+WeightJob tile_job(const Problem& p, int config) {
   const Split split = split_of(p, config);
   const Tile& tile = kTiles[tile_of(p, config)];
-  WeightJob job{};
-  job.in_d = make_divisor(p.in_d), job.in_h = make_divisor(p.in_h), job.in_w = make_divisor(p.in_w);
-  job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(kernel_taps(p));
-  job.rows = std::uint32_t(in_channels_per_group(p)), job.columns = std::uint32_t(out_channels_per_group(p) * kernel_taps(p));
+  WeightJob job = weight_job(p);
   job.row_tiles = make_divisor(ceil_div(job.rows, tile.rows)),
   job.column_tiles = make_divisor(ceil_div(job.columns, tile.columns));
-  job.parts = make_divisor(split.parts);
-  job.positions = std::uint32_t(p.batch * in_pixels(p)), job.length = std::uint32_t(split.length);
-  int i = 0;
-  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
-    job.out[i] = std::int32_t(a.out), job.stride[i] = std::int32_t(a.stride), job.pad[i] = std::int32_t(a.pad);
-    job.dilation[i++] = std::int32_t(a.dilation);
-  }
-  job.x_n = p.x.n, job.x_c = p.x.c, job.y_n = p.y.n, job.y_c = p.y.c;
-  job.x_axis[0] = p.x.d, job.x_axis[1] = p.x.h, job.x_axis[2] = p.x.w;
-  job.w_n = p.w.n, job.w_c = p.w.c, job.w_axis[0] = p.w.d, job.w_axis[1] = p.w.h, job.w_axis[2] = p.w.w;
-  job.y_axis[0] = p.y.d, job.y_axis[1] = p.y.h, job.y_axis[2] = p.y.w;
+  job.parts = make_divisor(split.parts), job.length = std::uint32_t(split.length);
   return job;
 }
 
@@ -224,7 +212,7 @@ void run(const Launch& launch, const Problem& p, const DirectOperands& operands,
   const Split split = split_of(p, config);
   const auto partial = split.parts > 1 ? static_cast<Sum<Value>*>(operands.workspace) : nullptr;
   const WeightResult<Value> result{partial, static_cast<Value*>(operands.w)};
-  const WeightJob job = weight_job(p, config);
+  const WeightJob job = tile_job(p, config);
   const unsigned blocks = unsigned(split.tiles * split.parts);
   const int tile = tile_of(p, config);
 #define UPFOLD_RUN_TILE(index, type, kTileR, kTileC, kR, kC) \
@@ -259,7 +247,7 @@ void run(const Launch& launch, const Problem& p, const DirectOperands& operands,
 }  // namespace
 
 bool direct_weight_fits(const Problem& p, int config) {
-  if (config < 0) return false;
+  if (config < 0 || config > kDotsChoice) return false;
   for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
     if (std::max({a.in, a.out, a.kernel, a.stride, a.pad, a.dilation}) > kDirectMost) return false;
     if (a.in > kDirectMost / a.stride || a.kernel > kDirectMost / a.dilation) return false;
@@ -267,16 +255,19 @@ bool direct_weight_fits(const Problem& p, int config) {
   if (p.batch == 0) return true;
   const std::int64_t positions = p.batch * in_pixels(p);
   if (positions > kDirectMost || weight_elements(p) > kDirectMost) return false;
+  if (config == kDotsChoice) return dots_blocks(p) > 0 && dots_blocks(p) <= kDirectMost;
   const Split split = split_of(p, config);
   return split.tiles * split.parts <= kDirectMost;
 }
 
 std::int64_t direct_weight_bytes(const Problem& p, int config) {
+  if (config == kDotsChoice) return 0;
   const std::int64_t parts = split_of(p, config).parts;
   return parts == 1 ? 0 : parts * weight_elements(p) * sum_bytes(p.dtype);
 }
 
 void direct_weight(const Launch& launch, const Problem& p, const DirectOperands& operands, int config) {
+  if (config == kDotsChoice) return dots_run(launch, p, operands);
   switch (p.dtype) {
 #define UPFOLD_CASE(dtype, Value) \
   case Dtype::dtype:              \

@@ -141,4 +141,25 @@ struct WeightReader {
   }
 };
 
+#ifndef __CUDACC_RTC__
+// What a launch knows of a problem whatever its tile.
+inline WeightJob weight_job(const Problem& p) {
+  WeightJob job{};
+  job.in_d = make_divisor(p.in_d), job.in_h = make_divisor(p.in_h), job.in_w = make_divisor(p.in_w);
+  job.kernel_h = make_divisor(p.kernel_h), job.kernel_w = make_divisor(p.kernel_w), job.taps = make_divisor(kernel_taps(p));
+  job.rows = std::uint32_t(in_channels_per_group(p)), job.columns = std::uint32_t(out_channels_per_group(p) * kernel_taps(p));
+  job.positions = std::uint32_t(p.batch * in_pixels(p));
+  int i = 0;
+  for (const Axis& a : {axis_d(p), axis_h(p), axis_w(p)}) {
+    job.out[i] = std::int32_t(a.out), job.stride[i] = std::int32_t(a.stride), job.pad[i] = std::int32_t(a.pad);
+    job.dilation[i++] = std::int32_t(a.dilation);
+  }
+  job.x_n = p.x.n, job.x_c = p.x.c, job.y_n = p.y.n, job.y_c = p.y.c;
+  job.x_axis[0] = p.x.d, job.x_axis[1] = p.x.h, job.x_axis[2] = p.x.w;
+  job.w_n = p.w.n, job.w_c = p.w.c, job.w_axis[0] = p.w.d, job.w_axis[1] = p.w.h, job.w_axis[2] = p.w.w;
+  job.y_axis[0] = p.y.d, job.y_axis[1] = p.y.h, job.y_axis[2] = p.y.w;
+  return job;
+}
+#endif
+
 }  // namespace upfold::cuda

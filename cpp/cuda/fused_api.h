@@ -130,6 +130,31 @@ class FusedPointCall {
   std::shared_ptr<const PointPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the fused method's gradients of small layers: channels of x of a block.
+std::vector<int> fused_small_tiles();
+// Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16, on
+// compute capability 8.0 and newer): one group, no padding, a kernel as long as its stride that is two along the width, and
+// pixels that lie next to one another, of whole vectors of 8 bytes a row; `alignment` bytes, at most 16, divide all addresses.
+bool fused_small_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct SmallPlan;
+// What a choice launches: blocks, and steps of the reduction of a warp.
+struct FusedSmallWork {
+  std::int64_t blocks, steps;
+};
+// The gradient in one launch, without a workspace. Planned once, then the same for any operands and by any thread.
+class FusedSmallCall {
+ public:
+  FusedSmallCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedSmallWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  bool input_;
+  Dtype dtype_;
+  std::shared_ptr<const SmallPlan> plan_;
+};
+
 struct GroupsPlan;
 // What the call launches: tiles, blocks; of a tile the loads of y and the products of eight input channels; turns in which a
 // block lays out its weight; output channels of a product's tile.

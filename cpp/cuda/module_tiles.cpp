@@ -50,7 +50,13 @@ py::tuple fused_point_work(const FusedPointCall& call) {
   return py::make_tuple(work.blocks, work.rows, work.samples);
 }
 
-// The class of a forward call whose plan depends on the alignment, and which needs no workspace.
+// (blocks, steps of the reduction of a warp)
+py::tuple fused_small_work(const FusedSmallCall& call) {
+  const FusedSmallWork work = call.work();
+  return py::make_tuple(work.blocks, work.steps);
+}
+
+// The class of a call whose plan depends on the alignment, and which needs no workspace.
 template <typename Call, typename Work>
 void define_aligned(py::module_& m, const char* name, const Work& work) {
   py::class_<Call>(m, name, py::module_local())
@@ -90,6 +96,9 @@ void bind_tiles(py::module_& m) {
   m.def("fused_point_tiles", &fused_point_tiles);
   m.def("fused_point_fits", &fused_point_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedPointCall>(m, "FusedPointCall", &fused_point_work);
+  m.def("fused_small_tiles", &fused_small_tiles);
+  m.def("fused_small_fits", &fused_small_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
+  define_aligned<FusedSmallCall>(m, "FusedSmallCall", &fused_small_work);
   py::class_<FusedGroupsCall>(m, "FusedGroupsCall", py::module_local())
       .def(py::init<int, const Problem&, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
            py::arg("alignment"), py::arg("workspace_cap"))

@@ -38,6 +38,7 @@ Problem random_problem(Random& random, bool small) {
   const bool one_pixel = !large && !head && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   // A weight that is packed in whole lines (fused_last_pack_plan.cuh), of channels that fill no tile.
   const bool deep = !small && !large && !head && !one_pixel && pick(random, {0, 0, 0, 0, 0, 1}) != 0;
+  const bool equal = !small && !large && !head && !one_pixel && !deep && pick(random, {0, 0, 0, 0, 0, 0, 1}) != 0;  // a U-Net's
   for (;;) {
     p.dtype = Dtype(large ? 0 : pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
@@ -65,6 +66,8 @@ Problem random_problem(Random& random, bool small) {
       if (used && doubled != 0) *stride[i] = doubled, *kernel[i] = 2 * doubled, *dilation[i] = 1, *pad[i] = doubled / 2;
       if (head && i == 2) *in[i] = pick(random, {8, 16, 24, 40}), *pad[i] = pick(random, {0, 1, 1, 2, 3});
       if (one_pixel) *in[i] = *dilation[i] = 1, *pad[i] = 0;
+      if (equal) *stride[i] = *kernel[i] = i == 2 ? 2 : used ? pick(random, {1, 2, 3}) : 1, *pad[i] = 0, *dilation[i] = 1;
+      if (equal && i == 2) *in[i] = pick(random, {4, 6, 8, 20});
       if (deep) *in[i] = std::min<std::int64_t>(*in[i], 5);
       *out[i] = (*in[i] - 1) * *stride[i] - 2 * *pad[i] + *dilation[i] * (*kernel[i] - 1) + 1;
       *out[i] += used ? pick(random, {0, 0, *stride[i] - 1}) : 0;
@@ -270,7 +273,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
   for (const Operator op : {Operator::kConvTranspose, Operator::kConv, Operator::kConvTransposeWeight}) {
     p.op = op;
     const bool has_bias = op == Operator::kConvTranspose && pick(random, {0, 1}) != 0;
-    for (int config = 0; config < int(direct_tiles().size()); ++config) {
+    for (int config = 0; config <= int(direct_tiles().size()); ++config) {
       if (!direct_fits(p, config)) continue;
       compare(concat("direct ", config), p, has_bias, random, direct_workspace_bytes(p, config), tally,
               [&](void* x, void* w, void* b, void* y, void* space) { direct(launch, p, {x, w, b, y, space}, config); });
@@ -300,6 +303,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
+    if (op != Operator::kConvTranspose && !small)
+      run_aligned<FusedSmallCall>("fused_small", fused_small_tiles(), fused_small_fits, p, false, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (op != Operator::kConvTranspose) run_fused_groups(p, random, tally);

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from . import native
-from .algorithms.cuda import planes_seconds
+from .algorithms.cuda import dots_seconds, planes_seconds
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .algorithms.fused import vector_channels
 from .problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
@@ -396,5 +396,5 @@ def _direct_on_gpu(problem: Problem) -> float:
     if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
         if problem.groups == 1:
             work *= max(1.0, _GPU_DIRECT_WEIGHT_CHANNELS / problem.in_channels)
-        return _GPU_DIRECT_GRADIENT_CALL_SECONDS + _GPU_DIRECT_WEIGHT_FACTOR * work
+        return dots_seconds(problem) or _GPU_DIRECT_GRADIENT_CALL_SECONDS + _GPU_DIRECT_WEIGHT_FACTOR * work
     return _GPU_DIRECT_CALL_SECONDS + work

@@ -23,6 +23,12 @@ _STORE_STEPS = 24
 _LONE_BLOCK = 1.4
 # The weight gradient's tiles: input channels of a group, output channels times taps, and the same share.
 _WEIGHT_TILES = ((128, 128, 1.0), (64, 64, 0.65), (4, 64, 0.1))
+# And the choice of one launch for few positions (`cpp/cuda/direct_weight_dots.cu`): a block has 4 input channels, 4 taps of a row
+# of the kernel and an output channel, and a thread every 128th position. What takes longer than so many seconds other tiles do
+# sooner, which share what they read.
+DOTS, _DOTS_MOST = 2 * len(_WEIGHT_TILES), 10e-6
+# Seconds of a call; of a position of a thread; and of a block, beside its positions and for each (H200, 14 % off).
+_DOTS_CALL, _DOTS_POSITION, _DOTS_BLOCK, _DOTS_BLOCK_POSITION = 2.5e-6, 0.55e-6, 0.8e-9, 1e-9
 
 
 # Of copies of pixels whose channels are innermost as planes, ahead of a gradient: launches, and bytes a second read and written.
@@ -143,6 +149,7 @@ def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
             costs[config] = area / efficiency
         # The same without a split of the reduction, which takes no scratch: last.
         costs.update({len(_WEIGHT_TILES) + config: max(costs.values()) + cost for config, cost in list(costs.items())})
+        costs[DOTS] = -1.0 if dots_seconds(problem) is not None else 2.0 * max(costs.values())
     else:
         for config, (channels, positions) in enumerate(loaded.direct_tiles()):
             if not loaded.direct_fits(problem.cuda, config):
@@ -154,6 +161,15 @@ def _direct_configs(problem: Problem, multiprocessors: int) -> tuple[int, ...]:
     fitting = [config for config in costs if loaded.direct_fits(problem.cuda, config)]
     affordable = [c for c in fitting if loaded.direct_workspace_bytes(problem.cuda, c) <= problem.workspace_cap]
     return tuple(sorted(affordable or fitting, key=lambda config: costs[config]))
+
+
+def dots_seconds(problem: Problem) -> float | None:
+    """Predict the gradient of the weight by the choice `DOTS`; None where it is not for so many positions and channels."""
+    depth, height, width = problem.kernel_size
+    blocks = -(-width // 4) * depth * height * problem.out_channels * -(-problem.in_channels_per_group // 4)
+    positions = -(-problem.batch * problem.in_pixels // 128)  # of a thread
+    seconds = _DOTS_CALL + max(positions * _DOTS_POSITION, blocks * (_DOTS_BLOCK + positions * _DOTS_BLOCK_POSITION))
+    return seconds if seconds < _DOTS_MOST and not problem.dtype.is_complex else None
 
 
 def direct_workspace_bytes(problem: Problem, config: int) -> int:

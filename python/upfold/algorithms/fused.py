@@ -27,6 +27,7 @@ from . import (
     fused_maps,
     fused_phases,
     fused_point,
+    fused_small,
     fused_units,
     fused_weight,
 )
@@ -210,6 +211,8 @@ def _call(problem: Problem, config: int, device: int) -> Any:
         return fused_last_runs.call(problem, config, device)
     if config >= fused_exact.FIRST:
         return fused_exact.call(problem, config, device)
+    if config >= fused_small.FIRST:
+        return fused_small.call(problem, config, device)
     if config >= fused_point.FIRST:
         return fused_point.call(problem, config, device)
     if config == fused_groups.CONFIG:
@@ -300,6 +303,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
+        own |= fused_small.microseconds(problem, device)
         own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()} | fused_groups.microseconds(problem, device)
         return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)

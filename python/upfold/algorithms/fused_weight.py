@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Problem
-from . import cuda, fused_groups, fused_weight_last
+from . import cuda, fused_groups, fused_small, fused_weight_last
 
 
 class _Rates(NamedTuple):
@@ -75,6 +75,8 @@ def _widths(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def call(problem: Problem, config: int, device: int) -> Any:
     """The planned call of a tile."""
+    if config >= fused_small.FIRST:
+        return fused_small.call(problem, config, device)
     if config == fused_groups.CONFIG:
         return fused_groups.call(problem, device)
     if config >= fused_weight_last.FIRST:
@@ -91,7 +93,7 @@ def configs(problem: Problem, device: int) -> Sequence[int]:
 @lru_cache(maxsize=4096)
 def workspace_bytes(problem: Problem, config: int, device: int) -> int:
     """Bytes of the partial sums and of packed operands, or -1 where the tile does not fit."""
-    needed: int = call(problem, config, device).workspace_bytes
+    needed: int = 0 if config >= fused_small.FIRST else call(problem, config, device).workspace_bytes
     return needed
 
 
@@ -108,7 +110,12 @@ def predicted_seconds(problem: Problem, device: int) -> float:
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
     boxes = fused_weight_last.microseconds(problem, device)
-    return _microseconds(problem, device) | boxes | fused_groups.microseconds(problem, device)
+    return (
+        _microseconds(problem, device)
+        | boxes
+        | fused_groups.microseconds(problem, device)
+        | fused_small.microseconds(problem, device)
+    )
 
 
 @lru_cache(maxsize=4096)
