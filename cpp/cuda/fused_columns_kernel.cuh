@@ -17,10 +17,11 @@ struct ColumnsBlock {
   unsigned char* memory;
   std::int32_t group, channel, channels;  // the first of the tile in the group, and how many it has
   std::uint32_t first_walk, next_walk;
+  SharedAddress of_barriers, of_memory;
 
-  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) const { return of_barriers.of(&barrier); }
   __device__ __forceinline__ std::uint32_t stage(std::uint32_t number) const {
-    return shared_address(memory) + number * Tile::kStageBytes;
+    return of_memory.first + number * Tile::kStageBytes;
   }
   __device__ __forceinline__ uint4* weights() const { return reinterpret_cast<uint4*>(memory + job.stages * Tile::kStageBytes); }
   __device__ __forceinline__ float* columns() const {
@@ -156,7 +157,7 @@ struct ColumnsBlock {
     ColumnsPairs<Tile, kOdd, false>{outputs, job}.run(begin, end);
   }
 
-  static __device__ __forceinline__ void arrive_warp(const std::uint64_t& barrier) {
+  __device__ __forceinline__ void arrive_warp(const std::uint64_t& barrier) const {
     __syncwarp();  // what all lanes did is done
     if (threadIdx.x % 32 == 0) barrier_arrive(address(barrier));
   }
@@ -214,8 +215,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   std::uint32_t walk = blockIdx.x, group = take(job.combinations, walk);
   const std::int32_t channel = std::int32_t(take(job.channel_tiles, group)) * job.channels;
   const std::int32_t channels = job.oc - channel < job.channels ? job.oc - channel : job.channels;
-  const ColumnsBlock<Tile> block{job,     barriers, first, std::int32_t(group),
-                                 channel, channels, walk,  gridDim.x / job.combinations.value};
+  const ColumnsBlock<Tile> block{job,
+                                 barriers,
+                                 first,
+                                 std::int32_t(group),
+                                 channel,
+                                 channels,
+                                 walk,
+                                 gridDim.x / job.combinations.value,
+                                 SharedAddress(&barriers),
+                                 SharedAddress(first)};
   block.make_barriers();
   await_previous();
   if (threadIdx.x >= 2 * Tile::kWorkers) {

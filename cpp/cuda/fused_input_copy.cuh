@@ -25,8 +25,9 @@ struct InputCopies {
   InputShared& shared;
   uint4* memory;
   std::uint32_t tiles;
+  SharedAddress of_barriers, of_memory;
 
-  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) const { return of_barriers.of(&barrier); }
   __device__ __forceinline__ uint4* weight(std::uint32_t buffer) const {
     return memory + Results::kBytes / 16 + buffer * std::uint32_t(job.stage_steps * Tile::kStepWords);
   }
@@ -61,7 +62,7 @@ struct InputCopies {
         const std::uint32_t full = address(shared.weight_full[stage.at]);
         barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);
         barrier_arrive_expecting(full, kInputBoxSteps * Tile::kStepWords * 16);
-        copy_box(shared_address(weight(stage.at)), job.weight, {column, row, 0, 0, 0}, full);
+        copy_box(of_memory.of(weight(stage.at)), job.weight, {column, row, 0, 0, 0}, full);
       }
       if (job.resident) return;
     }
@@ -80,7 +81,7 @@ struct InputCopies {
         const std::uint32_t full = address(shared.weight_full[stage.at]);
         barrier_wait(address(shared.weight_empty[stage.at]), stage.parity ^ 1);  // a new barrier counts as passed
         barrier_arrive_expecting(full, bytes);
-        copy_bulk(shared_address(weight(stage.at)), from, bytes, full);
+        copy_bulk(of_memory.of(weight(stage.at)), from, bytes, full);
         from += job.stage_steps * Tile::kStepWords;
       }
       if (job.resident) return;
@@ -140,7 +141,7 @@ struct InputCopies {
       }
       for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), left -= job.chunk_channels) {
         barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
-        const std::uint32_t patch = shared_address(raw(buffer.at));
+        const std::uint32_t patch = of_memory.of(raw(buffer.at));
 #pragma unroll
         for (int j = 0; j < kOwn; ++j) {
           if (kOwn > 1 && lane + j * Tile::kLoaders >= job.columns) continue;
@@ -204,7 +205,7 @@ struct InputCopies {
       const Value* chunk = y + (std::int64_t(place.group) * job.oc + place.first_chunk * job.chunk_channels) * job.y_c;
       for (std::int32_t i = 0; i < place.chunks; ++i, buffer.next(), chunk += job.chunk_channels * job.y_c) {
         barrier_wait(address(shared.raw_empty[buffer.at]), buffer.parity ^ 1);
-        const std::uint32_t full = address(shared.raw_full[buffer.at]), patch = shared_address(raw(buffer.at));
+        const std::uint32_t full = address(shared.raw_full[buffer.at]), patch = of_memory.of(raw(buffer.at));
         std::uint32_t bytes = 0, number = std::uint32_t(own);
         for (Run run = first; run.bytes > 0; number += Tile::kLoaders, run = run_of(place, std::int32_t(number))) {
           copy_bulk(patch + run.to, chunk + run.from, run.bytes, full);

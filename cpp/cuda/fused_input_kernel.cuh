@@ -135,7 +135,7 @@ struct InputBlock : InputCopies<Value, Tile> {
         if (odd == 1 && turns == 0) continue;
         if (multiplied == 0) {
           barrier_wait(address(shared.weight_full[at.stage.at]), at.stage.parity);
-          b = kLow + in_descriptor(shared_address(weight(at.stage.at)));
+          b = kLow + in_descriptor(this->of_memory.of(weight(at.stage.at)));
         }
         warpgroup_begin();
 #pragma unroll
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   __shared__ InputShared shared;
   uint4* first = memory;
   if constexpr (Tile::kOfWords) first += (0 - shared_address(memory)) % kInputBoxAlignment / 16;
-  const InputBlock<Value, Tile> block{{job, shared, first, tiles}};
+  const InputBlock<Value, Tile> block{{job, shared, first, tiles, SharedAddress(&shared), SharedAddress(first)}};
   block.make_barriers();
   if (threadIdx.x >= Tile::kThreads) {
     give_registers_back<Tile::kLoadRegisters>();

@@ -14,10 +14,11 @@ struct MapsBlock {
   const MapsJob& job;
   MapsBarriers& barriers;
   unsigned char* memory;
+  SharedAddress of_barriers, of_memory;
 
-  static __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) { return shared_address(&barrier); }
+  __device__ __forceinline__ std::uint32_t address(const std::uint64_t& barrier) const { return of_barriers.of(&barrier); }
   __device__ __forceinline__ std::uint32_t stage(std::uint32_t number) const {
-    return shared_address(memory) + number * Tile::kStageBytes;
+    return of_memory.first + number * Tile::kStageBytes;
   }
   __device__ __forceinline__ unsigned char* sums() const { return memory + job.stages * Tile::kStageBytes; }
   __device__ __forceinline__ MapsPosition* positions() const { return reinterpret_cast<MapsPosition*>(sums() + Tile::kSumBytes); }
@@ -58,15 +59,16 @@ struct MapsBlock {
   }
   __device__ __forceinline__ void multiply(Ring& ring, std::int32_t warpgroup, Sums& sums) const {
     constexpr std::uint64_t kColumnStep = 16 * 128 / 16, kColumnPart = 64 * 128 / 16;  // of 16 channels; of 64 columns
-    const std::uint64_t pixels = std::uint64_t(job.swizzle) << 62 | std::uint64_t(job.segment) << 32;
+    const std::uint64_t pixels =
+        std::uint64_t(job.swizzle) << 62 | matrix_descriptor(0, std::uint32_t(job.vector_pitch), std::uint32_t(job.segment));
+    const std::uint64_t columns =
+        turned_descriptor(Tile::kPixelBytes / 16 + (Tile::kBeside ? std::uint32_t(warpgroup * Tile::kM * kColumnPart) : 0));
     const std::uint64_t pixel_step = std::uint64_t(job.segment) * 2;  // of 16 channels, in 16 bytes
-    const std::uint32_t own_columns = Tile::kBeside ? std::uint32_t(warpgroup * Tile::kM * kColumnPart) : 0;
     std::uint32_t used = 0;
     for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk, ring.next()) {
       barrier_wait(address(barriers.full[ring.at]), ring.parity);
       const std::uint32_t at = in_descriptor(stage(ring.at));
-      const std::uint64_t b = pixels | matrix_descriptor(at, std::uint32_t(job.vector_pitch), 0);
-      const std::uint64_t a = turned_descriptor(at + Tile::kPixelBytes / 16 + own_columns);
+      const std::uint64_t a = columns + at, b = pixels + at;
       warpgroup_begin();
 #pragma unroll
       for (int k = 0; k < Tile::kProducts; ++k) {
@@ -150,8 +152,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ MapsBarriers barriers;
-  const MapsBlock<Tile> block{job, barriers,
-                              reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kMapsAlignment};
+  unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kMapsAlignment;
+  const MapsBlock<Tile> block{job, barriers, first, SharedAddress(&barriers), SharedAddress(first)};
   block.make_barriers();
   if (threadIdx.x >= Tile::kWorkers) {
     give_registers_back<Tile::kLoadRegisters>();

@@ -193,18 +193,19 @@ struct FusedWeightBoxBlock {
       if (channels_of(which) > 0)
         bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
     }
+    const SharedAddress of_barriers(&barriers), of_memory(memory);
     FusedWeightRing ring{0, 1};  // every stage is empty at first
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
-      const std::uint32_t full = shared_address(&barriers.full[ring.at]);
-      barrier_wait(shared_address(&barriers.empty[ring.at]), std::uint32_t(ring.parity));
+      const std::uint32_t full = of_barriers.of(&barriers.full[ring.at]);
+      barrier_wait(of_barriers.of(&barriers.empty[ring.at]), std::uint32_t(ring.parity));
       if (lane == 0) barrier_arrive_expecting(full, bytes);
       __syncwarp();  // the bytes are expected
 #pragma unroll 1
       for (std::uint32_t i = lane; i < copies; i += 32) {
         std::uint32_t in_step = i;
         const std::uint32_t which = take(boxes.piece_copies, in_step);
-        const std::uint32_t stage = shared_address(memory) + std::uint32_t(ring.at * job.stage_bytes);
+        const std::uint32_t stage = of_memory.first + std::uint32_t(ring.at * job.stage_bytes);
         if (channels_of(which) > 0 && !is_brought(in_step, which)) copy(stage, in_step, step * pieces + in_step, which, full);
       }
       __syncwarp();  // nobody waits for the next stage while others copy
@@ -253,10 +254,10 @@ struct FusedWeightBoxBlock {
   }
 
   // A stage is read: here, and for the block that has it filled too.
-  static __device__ __forceinline__ void release(const std::uint64_t& empty) {
-    arrive(empty);
+  static __device__ __forceinline__ void release(std::uint32_t empty) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
     if constexpr (Tile::kShares) {
-      if (threadIdx.x % 32 == 1) barrier_arrive_at(shared_address(&empty), blockIdx.x % 2 ^ 1);
+      if (threadIdx.x % 32 == 1) barrier_arrive_at(empty, blockIdx.x % 2 ^ 1);
     }
   }
 
@@ -268,13 +269,14 @@ struct FusedWeightBoxBlock {
     if constexpr (kSums) of_ones = matrix_descriptor(in_descriptor(shared_address(ones)), kOnesColumns8 * 8, 8);
     const std::uint32_t first = std::uint32_t(boxes.x_layout) + in_descriptor(shared_address(memory)),
                         layout = boxes.x_layout >> 32;
+    const SharedAddress of_barriers(&barriers);
     FusedWeightRing ring{0, 0};
     std::uint32_t piece = place.begin * job.rows.value;
     // Where rows are cut, of the product whose rows are there.
     std::int32_t pixel = Tile::kCuts ? std::int32_t(take(job.chunks, piece)) * boxes.width % boxes.row_pixels : 0;
 #pragma unroll 1
     for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
-      barrier_wait(shared_address(&barriers.full[ring.at]), std::uint32_t(ring.parity));
+      barrier_wait(of_barriers.of(&barriers.full[ring.at]), std::uint32_t(ring.parity));
       const std::int32_t stage = ring.at * job.stage_bytes;
       Cursor at{own + stage, first + std::uint32_t(stage) / 16, 0, 0};
       std::uint32_t x_own = at.x;
@@ -295,7 +297,7 @@ struct FusedWeightBoxBlock {
         for (int i = 0; i < 4 * Tile::kTaps; ++i) rows[i / 4][i % 4] = next[i / 4][i % 4];
         if constexpr (Tile::kCuts) pixel = next_pixel(pixel), cut_rows(rows, pixel);
       }
-      release(barriers.empty[ring.at]);
+      release(of_barriers.of(&barriers.empty[ring.at]));
     }
     pin_sums<Tile>(sums);
     if constexpr (kSums) {

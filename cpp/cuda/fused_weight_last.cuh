@@ -105,8 +105,8 @@ UPFOLD_DEVICE std::int64_t weight_set_offset(const WeightLastJob& job, const Wei
   return channel * job.w_c + tap * job.w_w;
 }
 
-UPFOLD_DEVICE std::uint32_t weight_stage(const WeightLastJob& job, const unsigned char* memory, std::uint32_t number) {
-  return shared_address(memory) + number * std::uint32_t(job.stage_bytes);
+UPFOLD_DEVICE std::uint32_t weight_stage(const WeightLastJob& job, const SharedAddress& of_memory, std::uint32_t number) {
+  return of_memory.first + number * std::uint32_t(job.stage_bytes);
 }
 
 // Rows behind those that are copied are zeros, of x and of y: what is there otherwise may be a NaN. Of the stages that are used;
@@ -147,6 +147,7 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
   const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
   const std::uint32_t bytes = std::uint32_t(place.x_boxes * job.x_box + patches * job.y_box);
   await_previous();  // which packs what is copied; who stores sums has waited for copies
+  const SharedAddress of_barriers(&barriers), of_memory(memory);
   Ring ring(job.stages);
   for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
     std::uint32_t rest = tile;
@@ -154,8 +155,8 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
 #pragma unroll
     for (int i = 0; i < 3; ++i) first[i] = std::int32_t(take(job.along[i], rest)) * job.box[i];
     first[3] = std::int32_t(rest) * job.box[3];
-    const std::uint32_t full = shared_address(&barriers.full[ring.at]), stage = weight_stage(job, memory, ring.at);
-    barrier_wait(shared_address(&barriers.empty[ring.at]), ring.parity ^ 1);
+    const std::uint32_t full = of_barriers.of(&barriers.full[ring.at]), stage = weight_stage(job, of_memory, ring.at);
+    barrier_wait(of_barriers.of(&barriers.empty[ring.at]), ring.parity ^ 1);
     barrier_arrive_expecting(full, bytes);
     for (std::int32_t i = 0; i < place.x_boxes; ++i)
       copy_box(stage + i * job.x_pitch, maps.x, {place.x_channel + i * job.row_channels, first[0], first[1], first[2], first[3]},

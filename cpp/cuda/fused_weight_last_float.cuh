@@ -81,10 +81,11 @@ UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastP
   const std::uint32_t* const slot = job.slot + (place.set * Tile::kUnits + unit) * Tile::kSlots;
   const std::uint32_t first[2] = {slot[0] % 65536 / 8, slot[1] % 65536 / 8}, apart = job.y_apart / 8;  // rows
   const WeightFloatLane lane;
+  const SharedAddress of_barriers(&barriers);
   Ring ring(job.stages);
   const unsigned char *x = nullptr, *y = nullptr;
   const auto enter = [&] {
-    barrier_wait(shared_address(&barriers.full[ring.at]), ring.parity);
+    barrier_wait(of_barriers.of(&barriers.full[ring.at]), ring.parity);
     const unsigned char* const stage = memory + ring.at * std::uint32_t(job.stage_bytes);
     x = stage + group * 2 * job.x_pitch, y = stage + job.y_at;
   };
@@ -105,7 +106,7 @@ UPFOLD_DEVICE void add_weight_floats(const WeightLastJob& job, const WeightLastP
     multiply_eight_rows(even, sums);
     std::uint32_t asked = 0;  // barrier of the stage whose last rows were asked for
     if (++step == job.steps) {
-      asked = shared_address(&barriers.empty[ring.at]);
+      asked = of_barriers.of(&barriers.empty[ring.at]);
       ring.next(), step = 0, ++tile;
       if (tile < place.end) enter();
     }

@@ -27,11 +27,13 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
   const std::uint32_t x_own = Tile::kRowGroups == 2 ? std::uint32_t(warpgroup * job.x_pitch / 16) : 0;
   const std::uint32_t first = job.slot[slot], second = job.slot[slot + Tile::kSlots - 1];
   const std::uint64_t x_high = std::uint64_t(job.x_high) << 32, y_high = std::uint64_t(job.y_high) << 32;
+  const SharedAddress of_barriers(&barriers), of_memory(memory);
   Ring ring(job.stages);
   std::uint32_t used = 0;  // the barrier of what the products before read; 0: none, released
   for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {
-    barrier_wait(shared_address(&barriers.full[ring.at]), ring.parity);
-    const std::uint32_t stage = in_descriptor(weight_stage(job, memory, ring.at)), y_first = stage + std::uint32_t(job.y_at) / 16;
+    barrier_wait(of_barriers.of(&barriers.full[ring.at]), ring.parity);
+    const std::uint32_t stage = in_descriptor(weight_stage(job, of_memory, ring.at)),
+                        y_first = stage + std::uint32_t(job.y_at) / 16;
     std::uint32_t x_at = x_own + stage;
 #pragma unroll 1
     for (std::int32_t step = 0; step < job.steps; ++step, x_at += job.x_step) {
@@ -45,7 +47,7 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
       if (lane == 0 && used != 0) barrier_arrive(used);
       used = 0;
     }
-    used = shared_address(&barriers.empty[ring.at]);
+    used = of_barriers.of(&barriers.empty[ring.at]);
   }
   warpgroup_wait<0>();
 #pragma unroll
