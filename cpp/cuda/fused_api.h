@@ -132,8 +132,8 @@ class FusedPointCall {
 
 // Tile choices of the fused method's gradients of small layers: channels of x of a block.
 std::vector<int> fused_small_tiles();
-// Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16, on
-// compute capability 8.0 and newer): one group, no padding, a kernel as long as its stride that is two along the width, and
+// Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16,
+// on compute capability 8.0 and newer): one group, no padding, a kernel as long as its stride that is two along the width, and
 // pixels that lie next to one another, of whole vectors of 8 bytes a row; `alignment` bytes, at most 16, divide all addresses.
 bool fused_small_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct SmallPlan;
