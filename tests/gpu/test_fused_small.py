@@ -12,6 +12,7 @@ from test_fused_groups import (
     GUARD,
     OPERATORS,
     WRITTEN,
+    _assert_a_bad_gradient_stays,
     _described,
     _layer,
     _operands,
@@ -165,22 +166,11 @@ def test_what_no_tap_reaches_is_left_out(bad, operator, dtype, device):
 @OPERATORS
 @pytest.mark.parametrize("name", ["odd channels", "nnU-Net, 3-D", "unlike axes", "few positions"])
 def test_a_bad_gradient_stays_where_taps_carry_it(name, operator, dtype, device):
-    """At corners and in the middle of a channel."""
     case = LAYERS[name]
-    x, w, y = _operands(operator, case, dtype, device)
-    ones, last = (torch.ones_like(x), torch.ones_like(w)), [size - 1 for size in case.out_size]
-    tiles = _tiles(_described(operator, case, x, w, y), device)
+    operands = _operands(operator, case, dtype, device)
+    tiles = _tiles(_described(operator, case, *operands), device)
     assert tiles
-    clean = {config: _result(operator, case, x, w, y, config).cpu() for config in tiles}
-    for place in ([0] * len(last), last, [size // 2 for size in last], [0, *last[1:]], [*last[:-1], 0]):
-        index = (case.batch - 1, case.out_channels // 2, *place)
-        mark, poisoned = torch.zeros_like(y), y.clone()
-        mark[index], poisoned[index] = 1, math.nan
-        reached = _want(operator, case, *ones, mark) > 0
-        for config in tiles:
-            dirty = _result(operator, case, x, w, poisoned, config).cpu()
-            assert torch.equal(dirty[~reached], clean[config][~reached]), f"config {config}, {place}"
-            assert dirty[reached].isnan().all(), f"config {config}, {place}"
+    _assert_a_bad_gradient_stays(operator, case, operands, tiles)
 
 
 @DTYPES
