@@ -130,7 +130,7 @@ class FusedPointCall {
   std::shared_ptr<const PointPlan> plan_;  // null: nothing to do
 };
 
-// Tile choices of the fused method's gradients of small layers: channels of x of a block.
+// Tile choices of the fused method's gradients of small layers: blocks that a multiprocessor has at once.
 std::vector<int> fused_small_tiles();
 // Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16,
 // on compute capability 8.0 and newer): one group, no padding, a kernel as long as its stride that is two along the width, and

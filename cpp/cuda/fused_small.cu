@@ -18,6 +18,7 @@ UPFOLD_INSTANTIATE_SMALL(__nv_bfloat16)
 #ifndef __CUDACC_RTC__
 #include <algorithm>
 
+#include "compiled.h"
 #include "fused_api.h"
 #include "launch.cuh"
 
@@ -34,11 +35,12 @@ namespace {
 constexpr std::int64_t kMostSmallCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
 
 struct SmallSize {
-  std::int64_t channels, columns, split;
+  std::int64_t channels, columns, split, blocks;  // blocks: that a multiprocessor has at once
 };
 constexpr SmallSize kSmallTiles[] = {
-#define UPFOLD_TILE(index, Value, kInput, ...) \
-  {SmallTile<__VA_ARGS__>::kChannels, SmallTile<__VA_ARGS__>::kColumns, SmallTile<__VA_ARGS__>::kSplit},
+#define UPFOLD_TILE(index, Value, kInput, ...)                                                          \
+  {SmallTile<__VA_ARGS__>::kChannels, SmallTile<__VA_ARGS__>::kColumns, SmallTile<__VA_ARGS__>::kSplit, \
+   SmallTile<__VA_ARGS__>::kBlocks},
     UPFOLD_SMALL_TILES(UPFOLD_TILE, , )
 #undef UPFOLD_TILE
 };
@@ -116,15 +118,15 @@ void run_small(const Launch& launch, const SmallPlan& plan, bool input, int conf
 }  // namespace
 
 std::vector<int> fused_small_tiles() {
-  std::vector<int> channels;
-  for (const SmallSize& tile : kSmallTiles) channels.push_back(int(tile.channels));
-  return channels;
+  std::vector<int> blocks;
+  for (const SmallSize& tile : kSmallTiles) blocks.push_back(int(tile.blocks));
+  return blocks;
 }
 
-bool fused_small_fits(int, const Problem& p, int config, std::int64_t alignment) {
+bool fused_small_fits(int device, const Problem& p, int config, std::int64_t alignment) {
   const bool summed = p.dtype == Dtype::kFloat32 || p.dtype == Dtype::kFloat16 || p.dtype == Dtype::kBFloat16;
   if (p.op == Operator::kConvTranspose || !summed || config < 0 || config >= kSmallTileCount || p.batch == 0) return false;
-  return plan_small(p, kSmallTiles[config], alignment).possible;
+  return code_capability(device) >= 80 && plan_small(p, kSmallTiles[config], alignment).possible;
 }
 
 FusedSmallCall::FusedSmallCall(int device, const Problem& p, int config, std::int64_t alignment)

@@ -62,8 +62,8 @@ UPFOLD_DEVICE void hide(std::uint32_t& word) { asm volatile("" : "+r"(word)); }
 UPFOLD_DEVICE void hide(std::uint64_t& words) { asm volatile("" : "+l"(words)); }
 
 // Where parts of what begins at `base` lie in shared memory. That address is known by a register alone: the compiler would else
-// find it wherever it is asked for, from the block's number in its cluster, which takes as long as a read of shared memory (the
-// gradient of the input 1 to 8 % longer in all, H200).
+// find it wherever it is asked for, from the block's number in its cluster (the gradient of the input up to 8 % longer in all,
+// H200).
 struct SharedAddress {
   const unsigned char* base;
   std::uint32_t first;

@@ -147,10 +147,15 @@ def _surroundings(t):
     return memory[outside]
 
 
+def _as_they_lie(operator, case, operands):
+    """The problem whose strides are those of these very tensors, the written one too, and that one."""
+    strides = {f"{letter}_strides": pad_strides(t.stride(), t.shape) for letter, t in zip("xwy", operands)}
+    return dataclasses.replace(_described(operator, case, *operands), **strides), operands[WRITTEN[operator]]
+
+
 def _assert_every_tile_is_exact(operator, case, operands, want, device, what=""):
     """Of a problem whose strides are those of these very tensors, the written one too."""
-    strides = {f"{letter}_strides": pad_strides(t.stride(), t.shape) for letter, t in zip("xwy", operands)}
-    problem, written = dataclasses.replace(_described(operator, case, *operands), **strides), operands[WRITTEN[operator]]
+    problem, written = _as_they_lie(operator, case, operands)
     for config in _tiles(problem, device):
         call = fused_groups.call(problem, cuda.index(device))
         scratch = shifted(torch.full((-(-call.workspace_bytes // 4),), math.nan, device=device), GUARD)
