@@ -243,15 +243,58 @@ def test_what_a_choice_loses_is_found(monkeypatch, mode, timed, loss):
     assert set(planned) == {dict(zip(OPERATORS, Operator))[mode]}
 
 
-@pytest.mark.parametrize("lost, passes", [([1.0, 1.02], True), ([1.03, 1.06], False), ([1.0] * 20 + [1.4], False)])
-def test_choices_that_lose_too_much_are_found(monkeypatch, lost, passes):
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("chosen, loss", [("gemm", 1.5), ("fused", 1.0), ("depthwise", None)])
+def test_what_a_choice_among_methods_loses_is_found(monkeypatch, chosen, loss, channels_last):
+    """Beside what may be chosen and was timed alone: not torch, a method that is compared only, or one that refused."""
+    check_choice, dispatch, planned = loaded("check_choice"), import_module("upfold.dispatch"), []
+
+    def plan(problem, device):
+        planned.append((problem.in_full_float32, problem.x_strides[1] == 1))
+        return SimpleNamespace(algorithm=chosen, config=0)
+
+    monkeypatch.setattr(dispatch, "plan", plan)
+    monkeypatch.setattr(dispatch, "contenders", lambda problem, device: {"fused": (1,), "gemm": (0,), "direct": (0,)})
+    times = {"gemm": 3.0, "gemm_atomic": 1.0, "direct": None, "fused": 2.0}
+    rows = [{"method": name, "ours": True, "seconds": seconds} for name, seconds in times.items()]
+    rows.append({"method": "torch", "ours": False, "seconds": 0.5})
+    layers = [case for case in cases.by_tier("decoders") if min(case.in_channels, *case.in_size) > 1]
+    run = {"suites": {"decoders": [{"name": case.name, "rows": rows} for case in layers]}}
+    if loss is None:
+        with pytest.raises(AssertionError, match="was not timed"):
+            check_choice.losses_of_methods(torch, run, "float32", False, channels_last)
+        return
+    names = [case.name for case in layers if not channels_last or len(case.in_size) > 1]
+    assert 0 < len(names) <= len(layers)
+    assert check_choice.losses_of_methods(torch, run, "float32", False, channels_last) == dict.fromkeys(names, loss)
+    assert set(planned) == {(True, channels_last)}
+
+
+BARELY, IN_ALL, ON_ONE = [1.0, 1.02], [1.03, 1.06], [1.0] * 20 + [1.4]
+
+
+@pytest.mark.parametrize(
+    "lost, of_methods, found",
+    [
+        (BARELY, BARELY, None),
+        (IN_ALL, BARELY, "in float32"),
+        (ON_ONE, BARELY, "in float32"),
+        (BARELY, IN_ALL, "methods alone"),
+        (BARELY, ON_ONE, "methods alone"),
+    ],
+)
+def test_choices_that_lose_too_much_are_found(monkeypatch, lost, of_methods, found):
     check_choice = loaded("check_choice")
-    monkeypatch.setattr(check_choice, "losses", lambda *given: {f"layer {i}": loss for i, loss in enumerate(lost)})
-    if not passes:
-        with pytest.raises(AssertionError, match="in float32"):
+    for name, all_lost in (("losses", lost), ("losses_of_methods", of_methods)):
+        by_layer = {f"layer {i}": loss for i, loss in enumerate(all_lost)}
+        monkeypatch.setattr(check_choice, name, lambda *given, by_layer=by_layer: by_layer)
+    if found is not None:
+        with pytest.raises(AssertionError, match=found):
             check_choice.check(torch)
         return
-    assert "in bfloat16, grad_weight (layer 1 1.02)" in check_choice.check(torch)
+    said = check_choice.check(torch)
+    assert "in bfloat16, grad_weight (layer 1 1.02)" in said
+    assert "in float32-ieee, methods alone (layer 1 1.02)" in said
 
 
 def test_every_layer_of_a_model_has_timings():

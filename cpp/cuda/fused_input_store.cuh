@@ -8,12 +8,6 @@
 
 namespace upfold::cuda {
 
-UPFOLD_DEVICE void store_neighbours(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = {a, b}; }
-UPFOLD_DEVICE void store_neighbours(__half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
-UPFOLD_DEVICE void store_neighbours(__nv_bfloat16* to, float a, float b) {
-  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
-}
-
 // Offset of pixel `number` of a box in x, without the channel, or -1.
 UPFOLD_DEVICE std::int64_t input_offset(const InputJob& job, const InputPlace& place, std::int32_t number) {
   const InputPixel pixel = input_pixel(job, number);

@@ -72,20 +72,25 @@ struct PhaseJob {
   // a line of the cache.
   std::uint32_t skews, run_skews;
   bool prefill;  // some phases of the width have no tap
+  // Rows are numbered by phase first: 16 lines in each phase of the width. Runs begin, lie among the staged results, and end at
+  // even elements, so that two are stored at a time. Both, in a window: what a lane has of a line is one run of y, of such pairs.
+  bool by_phase, pairs, lane_runs;
   bool window, folded;
   // x in shared memory: bytes from a channel, a line and an input to the next; of one chunk of channels.
   bool dense;
   std::int32_t channel_step, line_step, input_step, skew;
   std::int32_t chunk_channels, chunks, stage_bytes, last_stage;  // the number of the last of its places: 0 or 1
   std::int32_t grain;                                            // bytes of a copy
-  std::int32_t place_lanes, place_step;  // threads of a place where x is dense; places that are copied at a time
+  Divisor places;                                                // of a channel (dense: of a vector of them)
+  std::int32_t place_lanes, place_step;  // threads of a place; where x is dense, places that are copied at a time
+  std::int32_t kept_places;              // threads whose first place is kept in shared memory: all, or none where it has no room
   Divisor run_vectors;                   // of 16 bytes, of a staged run
   std::int32_t run_rows;                 // runs that threads store at a time, a vector each: at least one
   // Of runs whose outputs lie apart: bytes of a store, the stores of an output, and outputs.
   std::int32_t piece;
   Divisor pixel_pieces, run_outputs;
-  Divisor in_row, in_h, in_d;                       // places of a line, and lines of inputs of a box
-  std::int32_t place_count, copy_count, run_count;  // of a channel (dense: of a vector of them); of a chunk
+  Divisor in_row, in_h, in_d;          // places of a line, and lines of inputs of a box
+  std::int32_t copy_count, run_count;  // of a chunk
   // Of all chunks; elements from a staged output to the next, of a run, and of a line's; of all lines; and of those bytes, at
   // their end, constant results of each channel.
   std::int32_t weight_bytes, staged_pixel, staged_pitch, staged_line, staged_bytes, pattern_bytes;
@@ -138,6 +143,18 @@ struct alignas(16) PhaseRun {
   std::int32_t skew;
 };
 constexpr std::int32_t kNoRun = 1 << 29;
+// What a thread copies first of each box, beside the place where the box begins: where it lies in x and in shared memory, and its
+// coordinates.
+struct alignas(16) PhasePlace {
+  std::int32_t from, to;
+  std::int16_t n, d, h, w;
+};
+// The box whose inputs are copied next: where its first place lies in x (it may be outside), how much of the batch is left, and
+// the input of each axis at that place.
+struct alignas(16) PhaseNext {
+  std::uint64_t first;
+  std::int32_t left_n, from[3];
+};
 
 template <typename Tile>
 struct PhaseTables {
@@ -145,6 +162,7 @@ struct PhaseTables {
   std::int32_t row_weight[Tile::kRows];  // the offset of a row's channel and phases in w; -1: no row
   std::int32_t columns[Tile::kUnits];    // where each unit of a box, in a window each four, is staged, in bytes; -1: nowhere
   PhaseLine lines[2 * Tile::kRows];      // with products, and behind them without taps
+  PhaseNext next[2];                     // of this turn and of the one before
 };
 
 // What a block keeps in shared memory, and which rows it owns: of one group, some lines of a set.
@@ -195,7 +213,8 @@ struct PhaseMemory {
     return *reinterpret_cast<PhaseTables<Tile>*>(reduced() + Tile::kReduced);
   }
   __device__ __forceinline__ PhaseRun* runs() const { return reinterpret_cast<PhaseRun*>(&tables() + 1); }
-  __device__ __forceinline__ PhaseStep* steps() const { return reinterpret_cast<PhaseStep*>(runs() + job.run_count); }
+  __device__ __forceinline__ PhasePlace* places() const { return reinterpret_cast<PhasePlace*>(runs() + job.run_count); }
+  __device__ __forceinline__ PhaseStep* steps() const { return reinterpret_cast<PhaseStep*>(places() + job.kept_places); }
   static __device__ __forceinline__ std::int32_t class_size(const std::uint8_t* first, std::int32_t c) {
     return first[c + 1] - first[c];
   }

@@ -21,17 +21,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   // What is copied next.
   std::uint32_t copy_box = number;
   std::int32_t copy_chunk = 0;
-  const auto share = block.share();
-  const std::int32_t first_place = share.number < job.place_count ? share.number : 0;
-  typename PhaseBlock<Value, kExact, Tile>::Start start = {};
   std::int32_t columns[Tile::kN8];
   float sums[Tile::kM16][Tile::kN8][4];
   // Copies run two chunks ahead, or, of one place for x, begin where products of the chunk before end: two turns begin before
   // there is anything to multiply.
   std::int32_t chunk = 0;
   for (std::int32_t turn = -2; number < boxes; ++turn) {
-    const auto box = block.box_at(number);
     unsigned char* const stage = block.stage(turn & job.last_stage);
+    PhaseNext* const next = block.tables().next;  // that of this turn is read while that of the one after is made
     if (turn == -1) {
       const auto biases = block.make_lines(bias);
       block.make_pattern(bias);
@@ -40,29 +37,33 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.load_weight(w);
       block.put_biases(biases);
       block.find_units(columns, warp_n);
-      block.clear(sums);
+      if (block.kBiasFirst) __syncthreads();  // biases are there
+      block.begin(sums, warp_m, warp_k);
     } else if (turn >= 0) {
       job.last_stage > 0 ? copy_async_wait<1>() : copy_async_wait<0>();
-      __syncthreads();  // inputs are there, weights and biases too, and the results of the box before are stored
+      __syncthreads();  // inputs are there, weights too, and the results of the box before are stored
       if (chunk == 0) {
-        block.make_runs(box, y);
-        if (job.prefill) block.fill_staged(box, y);
+        block.make_runs(number, y);
+        if (job.prefill) block.fill_staged(number, y);
       }
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
-      __syncthreads();  // everyone has left the inputs, and the runs are known
+      __syncthreads();  // everyone has left the inputs, and the runs and the next box are known
     }
     if (copy_box < boxes && (turn != -1 || job.last_stage > 0)) {
-      // Chunks of a box share it, where there are registers to keep it.
-      if (Tile::kM16 > 1 || copy_chunk == 0) start = block.start_of(x, block.box_at(copy_box), share, first_place);
-      block.copy_inputs(copy_box, share, start, copy_chunk, stage);
+      block.copy_inputs(block.kFindsAnew || turn == -2 ? block.next_at(x, copy_box) : next[turn & 1], block.share(), turn == -2,
+                        copy_chunk, stage);
       if (++copy_chunk == job.chunks) copy_chunk = 0, copy_box += box_step;
     }
     copy_async_commit();
+    // By a thread of the warp that has the fewest places to copy.
+    if (!block.kFindsAnew && std::int32_t(threadIdx.x) == Tile::kThreads - 1 && copy_box < boxes)
+      next[~turn & 1] = block.next_at(x, copy_box);
     if (turn < 0 || ++chunk < job.chunks) continue;
     if (block.reduce(sums, warp_mn, warp_k)) block.put(sums, warp_m, warp_n);
     __syncthreads();  // results are complete
-    block.store(box);
-    block.clear(sums);  // not where the first chunk begins: they would keep their registers while results are stored
+    block.store(number);
+    // Not where the first chunk begins: sums would keep their registers while results are stored.
+    block.begin(sums, warp_m, warp_k);
     chunk = 0, number += box_step;
   }
 }

@@ -340,11 +340,6 @@ struct PhaseBlock : PhaseResults<Value_, kExact, Tile_> {
     }
   }
 
-  static __device__ __forceinline__ void clear(Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < Tile::kM16 * Tile::kN8 * 4; ++i) sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4] = 0;
-  }
-
   // Adds the sums of the warps that share a tile and split the reduction, in their order; true for the first of them.
   __device__ __forceinline__ bool reduce(Sums& sums, std::int32_t warp_mn, std::int32_t warp_k) const {
     if constexpr (Tile::kWarpsK > 1) {

@@ -25,7 +25,7 @@ class PhasePlanner : PhaseRows {
 
  private:
   static constexpr std::int64_t kReservedBytes = 1 << 10, kVector = 16, kLine = 128, kLongRun = 512;
-  static constexpr std::int64_t kMostInputs = 1 << 15;  // of a box: more do not fit, whatever their type
+  static constexpr std::int64_t kMostInputs = (1 << 15) - 64;  // of a box: more do not fit; their coordinates have 16 bits
 
   // Bytes of the widest copies that lie wholly inside or outside of x.
   int grain_of(std::int64_t box_w) const {
@@ -63,7 +63,7 @@ class PhasePlanner : PhaseRows {
       job_.channel_step = std::int32_t(element_), job_.input_step = std::int32_t(step);
       job_.line_step = std::int32_t(inputs * step), job_.skew = 0;
       job_.in_row = make_divisor(inputs);
-      job_.place_count = std::int32_t(lines * inputs),
+      job_.places = make_divisor(lines * inputs),
       job_.copy_count = std::int32_t(lines * inputs * (job_.chunk_channels / elements));
       job_.stage_bytes = std::int32_t(lines * inputs * step);
       // Lanes of a place copy a sector of memory side by side, or more where each has four copies all the same, or some are idle.
@@ -84,9 +84,9 @@ class PhasePlanner : PhaseRows {
       job_.channel_step = std::int32_t(lines * span <= pitch - 2 * eight ? pitch - 2 * eight : pitch);
       job_.input_step = std::int32_t(element_), job_.line_step = std::int32_t(span);
       job_.in_row = make_divisor(copies);
-      job_.place_count = std::int32_t(lines * copies), job_.copy_count = std::int32_t(lines * copies * job_.chunk_channels);
+      job_.places = make_divisor(lines * copies), job_.copy_count = std::int32_t(lines * copies * job_.chunk_channels);
       job_.stage_bytes = job_.channel_step * job_.chunk_channels;
-      job_.place_lanes = 1, job_.place_step = tile_.threads;
+      job_.place_lanes = std::max(1, std::int32_t(tile_.threads / (lines * copies))), job_.place_step = tile_.threads;
     }
     job_.in_h = make_divisor(box[1] + reach_[1]), job_.in_d = make_divisor(box[0] + reach_[0]);
     return lay_out_weight() && lay_out_results(box, grid_w);
@@ -113,6 +113,14 @@ class PhasePlanner : PhaseRows {
     steps |= (p_.out_d > 1 ? p_.y.d : 0) | (p_.batch > 1 ? p_.y.n : 0);
     const std::int64_t bytes = steps * element_ | alignment_ | kVector;
     return bytes & -bytes;
+  }
+
+  // Whether all runs of boxes of such a width begin and end at even elements of y.
+  bool are_even(std::int64_t box_w) const {
+    const PhaseAxis& w = job_.axis[2];
+    std::int64_t steps = p_.y.c | p_.y.h | (std::int64_t(w.first_unit) * w.stride - w.pad) | w.out;
+    steps |= (p_.batch > 1 ? p_.y.n : 0) | p_.y.d | (box_w < units_[2] ? box_w * w.stride : 0);
+    return !job_.pixels && steps % 2 == 0 && alignment_ % (2 * element_) == 0;
   }
 
   // Room for what a line and a row of units lie behind multiples of 16 bytes; an odd number of vectors from one line to the next.
@@ -160,6 +168,7 @@ class PhasePlanner : PhaseRows {
   }
   // The most words of one bank among those that a warp stages at a time, of the first eight rows of a group of 16.
   int conflicts(int group, std::int64_t line) const {
+    if (job_.lane_runs) return conflicts_of_pairs(line);
     const PhaseAxis& w = job_.axis[2];
     const int c = job_.group_class[group];
     if (c >= w.classes) return 0;
@@ -167,12 +176,25 @@ class PhasePlanner : PhaseRows {
     std::set<std::int64_t> words;
     int of_bank[32] = {}, most = 0;
     for (int lane = 0; lane < 32; ++lane) {
-      const int row = (group - job_.first_group[c]) * 16 + lane / 4;
+      const int row = (group - job_.first_group[c]) * 16 + lane / 4, in_line = job_.by_phase ? row % job_.lines : row / count;
+      const int phase = job_.by_phase ? row / job_.lines : row % count;
       const std::int64_t unit = lane % 4 * 2 * (job_.window ? kWindowUnits : 1);
-      const std::int64_t in_run = row / count % job_.pixel, output = w.phases[w.first_phase[c] + row % count] + unit * w.stride;
-      const std::int64_t at = row / count / job_.pixel * line + output * job_.staged_pixel + in_run;
+      const std::int64_t in_run = in_line % job_.pixel, output = w.phases[w.first_phase[c] + phase] + unit * w.stride;
+      const std::int64_t at = in_line / job_.pixel * line + output * job_.staged_pixel + in_run;
       const std::int64_t word = at * element_ / 4;
       if (words.insert(word).second) most = std::max(most, ++of_bank[word % 32]);
+    }
+    return most;
+  }
+
+  // The same of pairs: as many lanes at a time as have 128 bytes.
+  int conflicts_of_pairs(std::int64_t line) const {
+    const int lanes = std::min<int>(32, int(kLine / (2 * element_)));
+    int of_bank[32] = {}, most = 0;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const std::int64_t first = lane / 4 * line + lane % 4 * 2 * kWindowUnits * job_.axis[2].stride;
+      for (std::int64_t byte = 0; byte < 2 * element_; byte += 4)
+        most = std::max(most, ++of_bank[(first * element_ + byte) / 4 % 32]);
     }
     return most;
   }
@@ -180,7 +202,14 @@ class PhasePlanner : PhaseRows {
   std::int64_t shared_bytes() const {
     return std::int64_t(job_.weight_bytes) + (job_.last_stage + 1) * std::int64_t(job_.stage_bytes) + job_.staged_bytes +
            table_bytes_ + std::int64_t(job_.steps) * std::int64_t(sizeof(PhaseStep)) +
-           job_.run_count * std::int64_t(sizeof(PhaseRun));
+           (job_.run_count + job_.kept_places) * std::int64_t(sizeof(PhaseRun));
+  }
+  // Keeps the places of threads where no block has to make room for them.
+  void keep_places() {
+    static_assert(sizeof(PhasePlace) == sizeof(PhaseRun), "they lie behind each other");
+    const std::int64_t before = blocks_together();
+    job_.kept_places = tile_.threads;
+    if (blocks_together() < before || shared_bytes() > shared_.of_block) job_.kept_places = 0;
   }
 
   // Blocks that a multiprocessor holds at a time.
@@ -201,7 +230,7 @@ class PhasePlanner : PhaseRows {
                  product = parts_ == 1              ? 7
                            : job_.weight_parts == 2 ? 25
                                                     : 53;
-    const double places = double(ceil_div(job_.place_count, tile_.threads)) * tile_.threads / 32.0;
+    const double places = double(ceil_div(job_.places.value, tile_.threads)) * tile_.threads / 32.0;
     return {job_.steps * ((job_.window ? 1 : slices) * inputs * warps + product * fragments) + 60.0 * places +
                 12.0 / 32.0 * job_.copy_count + 120.0 * tile_.threads / 32.0,
             job_.steps * ((job_.window ? 16 : 8 * slices) * warps + 4.0 * job_.weight_parts * fragments) + job_.copy_count / 8.0};
@@ -263,6 +292,7 @@ class PhasePlanner : PhaseRows {
     }
     if (best_channels == 0 || !lay_out(best, best_channels)) return false;
     plan_.cost = least, job_.last_stage = best_stage;
+    job_.pairs = are_even(best[2]), job_.lane_runs = job_.by_phase && job_.pairs && job_.window;
     stage_lines();
     for (int i = 0; i < 3; ++i)
       job_.axis[i].box = std::int32_t(best[i]), job_.axis[i].tiles = make_divisor(ceil_div(units_[i], best[i]));
@@ -279,6 +309,7 @@ class PhasePlanner : PhaseRows {
   bool blocks() {
     const std::int64_t combinations = job_.combinations.value, count = job_.boxes.value;
     if (combinations * count > (std::int64_t(1) << 40)) return false;
+    keep_places();
     const std::int64_t slots = blocks_together() * multiprocessors_;
     // Blocks of a row tile take boxes in turn; as many each.
     const std::int64_t most = std::min(count, std::max<std::int64_t>(1, slots / combinations));

@@ -108,6 +108,7 @@ class PhaseRows {
     lines = job_.pixels ? lines_of_pixels(most_lines, lines) : ceil_div(most_lines, ceil_div(most_lines, lines));
     job_.pixel = job_.pixels ? std::int32_t(std::min<std::int64_t>(lines, job_.oc)) : 1;
     job_.lines = std::int32_t(lines), job_.run_lines = job_.lines / job_.pixel;
+    job_.by_phase = is_by_phase();
     int group = 0;
     std::fill(job_.group_class, job_.group_class + 32, std::uint8_t(w.classes));
     for (int c = 0; c < w.classes; ++c) {
@@ -140,6 +141,13 @@ class PhaseRows {
     return true;
   }
 
+  // Whether 16 lines in all phases of the width, which are sorted as they are numbered, fill the tile.
+  bool is_by_phase() const {
+    const PhaseAxis& w = job_.axis[2];
+    bool sorted = !job_.pixels && job_.lines == 16 && w.stride * 16 == tile_.rows && w.first_phase[w.classes] == w.stride;
+    for (int i = 0; sorted && i < w.stride; ++i) sorted = w.phases[i] == i;
+    return sorted;
+  }
   bool has_shift(int c, std::int64_t shift) const {
     const PhaseAxis& w = job_.axis[2];
     return std::find(w.shifts + w.first_shift[c], w.shifts + w.first_shift[c + 1], shift) != w.shifts + w.first_shift[c + 1];

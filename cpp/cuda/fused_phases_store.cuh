@@ -12,18 +12,36 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   using typename Base::Tile;
   using typename Base::Value;
   using Sums = float[Tile_::kM16][Tile_::kN8][4];
-  using Base::are_apart, Base::Base, Base::job, Base::kNowhere, Base::kSize, Base::kVector, Base::memory, Base::pattern,
-      Base::pixel, Base::pixels, Base::run_lines, Base::runs, Base::skews, Base::staged, Base::staged_pixel, Base::tables,
-      Base::window;
+  using Base::are_apart, Base::Base, Base::box_at, Base::job, Base::kNowhere, Base::kSize, Base::kVector, Base::memory,
+      Base::pattern, Base::pixel, Base::pixels, Base::run_lines, Base::runs, Base::skews, Base::staged, Base::staged_pixel,
+      Base::tables, Base::window;
+
+  // Sums begin with the bias, so that it costs no addition; but in full float32 with nothing, as tensor cores cut off what they
+  // add to it. Of warps that split the reduction the first has it.
+  static constexpr bool kBiasFirst = !kExact;
+  __device__ __forceinline__ const PhaseRow* rows_of(std::int32_t warp_m) const {
+    return tables().rows + warp_m * Tile::kM16 * 16 + std::int32_t(threadIdx.x) % 32 / 4;
+  }
+  __device__ __forceinline__ void begin(Sums& sums, std::int32_t warp_m, std::int32_t warp_k) const {
+    const PhaseRow* const rows = rows_of(warp_m);
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kM16; ++i) {
+      const float bias = kBiasFirst && warp_k == 0 ? rows[i * 8].bias : 0.0f;
+#pragma unroll
+      for (int j = 0; j < Tile::kN8; ++j) sums[i / 2][j][i % 2 * 2] = sums[i / 2][j][i % 2 * 2 + 1] = bias;
+    }
+  }
 
   // The sums of a box as results, in the order of y: as many elements behind a multiple of 16 bytes as in y.
   __device__ __forceinline__ void put(Sums& sums, std::int32_t warp_m, std::int32_t warp_n) const {
-    const PhaseRow* const rows = tables().rows + warp_m * Tile::kM16 * 16 + std::int32_t(threadIdx.x) % 32 / 4;
+    const PhaseRow* const rows = rows_of(warp_m);
+    if constexpr (!kBiasFirst) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kM16; ++i) {
-      const float bias = rows[i * 8].bias;
+      for (int i = 0; i < 2 * Tile::kM16; ++i) {
+        const float bias = rows[i * 8].bias;
 #pragma unroll
-      for (int j = 0; j < Tile::kN8; ++j) sums[i / 2][j][i % 2 * 2] += bias, sums[i / 2][j][i % 2 * 2 + 1] += bias;
+        for (int j = 0; j < Tile::kN8; ++j) sums[i / 2][j][i % 2 * 2] += bias, sums[i / 2][j][i % 2 * 2 + 1] += bias;
+      }
     }
     if (job.activation != Activation::kNone) {
 #pragma unroll
@@ -32,7 +50,24 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
         sum = finish(job.activation, job.slope, sum);
       }
     }
+    if constexpr (!Tile::kLast && Tile::kWarpsM == 1) {
+      if (job.lane_runs) return put_runs(sums, rows, warp_n);
+    }
     window() ? put_columns<true>(sums, rows, warp_n) : put_columns<false>(sums, rows, warp_n);
+  }
+  // Where a lane's four units in all phases, one in each group of 16 rows, are one run of y: two results at a time.
+  __device__ __forceinline__ void put_runs(const Sums& sums, const PhaseRow* rows, std::int32_t warp_n) const {
+    const std::int32_t* const columns = tables().columns + warp_n * 8 + std::int32_t(threadIdx.x) % 4 * 2;
+    const std::int32_t column[2] = {columns[0], columns[1]}, line[2] = {rows[0].to, rows[8].to};
+    unsigned char* const bytes = reinterpret_cast<unsigned char*>(staged());
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (line[i / 2] < 0 || column[i % 2] < 0) continue;
+      Value* const to = reinterpret_cast<Value*>(bytes + (line[i / 2] + column[i % 2]));
+      const auto result = [&](int at) { return sums[at % Tile::kM16][at / Tile::kM16][i]; };
+#pragma unroll
+      for (int at = 0; at < Tile::kM16 * kWindowUnits; at += 2) store_neighbours(to + at, result(at), result(at + 1));
+    }
   }
   template <bool kInWindow>
   __device__ __forceinline__ void put_columns(const Sums& sums, const PhaseRow* rows, std::int32_t warp_n) const {
@@ -79,13 +114,13 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
 
   // What depends on the box: its runs, and where its units are staged. What a line and a row of units lie behind multiples of 16
   // bytes in y, a result lies behind its place of the staged.
-  __device__ __forceinline__ void make_runs(const Box& box, const Value* y) const {
+  __device__ __forceinline__ void make_runs(std::uint32_t number_of_box, const Value* y) const {
     PhaseTables<Tile>& own = tables();
     const std::uint64_t first = reinterpret_cast<std::uintptr_t>(y);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count; i += Tile::kThreads) {
       std::uint32_t number = std::uint32_t(i);
       const std::int32_t in_line = std::int32_t(take(job.box_lines, number));
-      const BoxLine in_box = box_line(box, std::uint32_t(in_line));
+      const BoxLine in_box = box_line(box_at(number_of_box), std::uint32_t(in_line));
       const PhaseLine line = own.lines[std::int32_t(number) * pixel()];
       const bool inside = std::uint32_t(line.d + in_box.d) < std::uint32_t(job.axis[0].out) &&
                           std::uint32_t(line.h + in_box.h) < std::uint32_t(job.axis[1].out);
@@ -108,7 +143,8 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       const std::int32_t unit = std::int32_t(take(job.grid_w, rest));
       const bool exists = rest < job.box_lines.value;
       const std::int32_t to = std::int32_t(rest) * job.staged_pitch + unit * job.axis[2].stride * staged_pixel();
-      own.columns[i] = exists ? (to + skew_of(box_line(box, rest).y + std::int64_t(first / kSize))) * kSize : kNowhere;
+      own.columns[i] =
+          exists ? (to + skew_of(box_line(box_at(number_of_box), rest).y + std::int64_t(first / kSize))) * kSize : kNowhere;
     }
   }
   __device__ __forceinline__ std::int32_t skew_of(std::int64_t y) const { return std::int32_t(std::uint32_t(y) & skews()); }
@@ -123,8 +159,8 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   }
 
   // Positions of phases without a tap hold the bias: everything does, before the results come.
-  __device__ __forceinline__ void fill_staged(const Box& box, const Value* y) const {
-    if (pixels()) return fill_pixels(box, y);
+  __device__ __forceinline__ void fill_staged(std::uint32_t number_of_box, const Value* y) const {
+    if (pixels()) return fill_pixels(box_at(number_of_box), y);
     for (std::int32_t i = std::int32_t(threadIdx.x); i < job.lines * job.staged_line; i += Tile::kThreads)
       staged()[i] = Narrow<Value>::from(tables().lines[i / job.staged_line].bias);
   }
@@ -146,9 +182,10 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
   struct Reach {
     std::int32_t low, high;
   };
-  __device__ __forceinline__ Reach reach_of(const Box& box) const {
+  __device__ __forceinline__ Reach reach_of(std::uint32_t number_of_box) const {
     const PhaseAxis& w = job.axis[2];
-    const std::int32_t first = box.unit[2] * w.stride - w.pad, length = w.box * w.stride, each = job.joined ? pixel() : 1;
+    const std::int32_t unit = std::int32_t(take(w.tiles, number_of_box)) * w.box + w.first_unit;
+    const std::int32_t first = unit * w.stride - w.pad, length = w.box * w.stride, each = job.joined ? pixel() : 1;
     return {(first < 0 ? -first : 0) * each, (w.out - first < length ? w.out - first : length) * each};
   }
 
@@ -207,34 +244,51 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
-  // And an output of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector,
-  // and from the last one on.
+  // And outputs of the vectors at each end of a run, of which only some are the box's: before the first multiple of a vector, and
+  // from the last one on; kEach at a time.
+  template <int kEach>
   __device__ __forceinline__ void store_ends(const Reach& reach) const {
+    constexpr std::int32_t kShares = kVector / kEach;
     const std::int32_t staged_runs = run_lines() * std::int32_t(job.box_lines.value);
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kVector; i += Tile::kThreads) {
-      const PhaseRun run = runs()[i / kVector];
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < job.run_count * kShares; i += Tile::kThreads) {
+      const PhaseRun run = runs()[i / kShares];
       if (run.skew == kNoRun) continue;
       const std::int32_t skew = run.skew / kSize, low = skew + reach.low, high = skew + reach.high;
-      const std::int32_t whole = (low + kVector - 1) & -kVector, left = whole - kVector + i % kVector;
-      const std::int32_t right = max(high & -kVector, whole) + i % kVector;
-      const bool staged = i < staged_runs * kVector;
-      if (left >= low && left < high) put_one(run, staged, left);
-      if (right < high) put_one(run, staged, right);
+      const std::int32_t whole = (low + kVector - 1) & -kVector, left = whole - kVector + i % kShares * kEach;
+      const std::int32_t right = max(high & -kVector, whole) + i % kShares * kEach;
+      const bool staged = i < staged_runs * kShares;
+      if (left >= low && left < high) put_end<kEach>(run, staged, left);
+      if (right < high) put_end<kEach>(run, staged, right);
     }
   }
-  // Element `at` of a run.
-  __device__ __forceinline__ void put_one(const PhaseRun& run, bool is_staged, std::int32_t at) const {
-    Value result = *reinterpret_cast<const Value*>(&run.staged);
-    if (is_staged) result = *reinterpret_cast<const Value*>(memory + (run.staged + std::uint32_t(at * kSize)));
-    if (!is_staged && pixels()) result = pattern()[(at - run.skew / kSize) % pixel()];
-    reinterpret_cast<Value*>(run.y)[at] = result;
+  // Elements of a run from `at` on: one, or two, which are neighbours and no channels.
+  template <int kEach>
+  __device__ __forceinline__ void put_end(const PhaseRun& run, bool is_staged, std::int32_t at) const {
+    Value* const to = reinterpret_cast<Value*>(run.y) + at;
+    const unsigned char* const from = memory + (run.staged + std::uint32_t(at * kSize));
+    if constexpr (kEach == 2) {
+      using Two = std::conditional_t<kSize == 2, std::uint32_t, uint2>;
+      Two two;
+      if constexpr (kSize == 2) two = run.staged;
+      if constexpr (kSize == 4) two = {run.staged, run.staged};
+      if (is_staged) two = *reinterpret_cast<const Two*>(from);
+      *reinterpret_cast<Two*>(to) = two;
+    } else {
+      Value result = *reinterpret_cast<const Value*>(&run.staged);
+      if (is_staged) result = *reinterpret_cast<const Value*>(from);
+      if (!is_staged && pixels()) result = pattern()[(at - run.skew / kSize) % pixel()];
+      *to = result;
+    }
   }
-  __device__ __forceinline__ void store(const Box& box) const {
-    const Reach reach = reach_of(box);
+  __device__ __forceinline__ void store(std::uint32_t number_of_box) const {
+    const Reach reach = reach_of(number_of_box);
     if (are_apart()) return store_apart(reach);
     store_vectors<true>(reach);
     if (job.empty_lines > 0) store_vectors<false>(reach);
-    store_ends(reach);
+    if constexpr (!Tile::kLast) {
+      if (job.pairs) return store_ends<2>(reach);
+    }
+    store_ends<1>(reach);
   }
 
   // The same where outputs lie apart: threads take pieces of their channels, some at a time.

@@ -58,10 +58,12 @@ struct PhaseWeight : PhaseMemory<Value_, kExact, Tile_> {
     if (row < Tile::kRows) {
       const PhaseAxis& w = job.axis[2];
       const std::int32_t c = job.group_class[row / 16], in_class = row - 16 * job.first_group[c];
-      const std::int32_t count = c < w.classes ? class_size(w.first_phase, c) : 1, line = in_class / count;
+      const std::int32_t count = c < w.classes ? class_size(w.first_phase, c) : 1;
+      const std::int32_t line = job.by_phase ? in_class % job.lines : in_class / count;
+      const std::int32_t in_phases = job.by_phase ? in_class / job.lines : in_class % count;
       const LineOf of = line_at(line);
       const bool exists = c < w.classes && line < job.lines && of.exists;
-      const std::int32_t phase = w.phases[w.first_phase[c < w.classes ? c : 0] + in_class % count];
+      const std::int32_t phase = w.phases[w.first_phase[c < w.classes ? c : 0] + in_phases];
       const std::int32_t run = line / pixel(), in_pixel = line - run * pixel();
       const std::int64_t y = of.channel * job.y_c + (of.phase_d - job.axis[0].pad) * job.y_axis[0] +
                              (of.phase_h - job.axis[1].pad) * job.y_axis[1] + std::int64_t(group) * job.oc * job.y_c - in_pixel;

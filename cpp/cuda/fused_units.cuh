@@ -50,9 +50,11 @@ struct UnitsJob {
   std::int32_t shifts_h, vectors;  // vectors of a place
   std::int32_t filled;             // places of a strip
   Divisor strip_places;            // the same
-  Divisor row_pairs;               // pairs of neighbouring pixels that a row of places has, the first at an even pixel; 0: none
-  std::int32_t first_pair;         // that pixel
-  std::int32_t ic, oc, columns;    // of a group
+  // Where two pixels are aligned together: pairs of them that a row of places has, the first at an even pixel (0: none); the
+  // vectors of a place.
+  Divisor row_pairs, pair_vectors;
+  std::int32_t first_pair;       // that pixel
+  std::int32_t ic, oc, columns;  // of a group
   std::int32_t in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, products;
   bool channels_first;    // the order of columns: channels are the slowest
   bool rows_of_weights;   // aligned vectors of w are neighbouring columns

@@ -27,7 +27,7 @@ void run_units(const Launch& launch, const UnitsPlan& plan, int config, const Fu
   while (reinterpret_cast<std::uintptr_t>(operands.y) % (std::size_t(job.together) * sizeof(Value)) != 0) job.together /= 2;
   const auto x = static_cast<const Value*>(operands.x), w = static_cast<const Value*>(operands.w);
   job.rows_of_weights = job.rows_of_weights && reinterpret_cast<std::uintptr_t>(w) % 16 == 0;
-  if (reinterpret_cast<std::uintptr_t>(x) % 4 != 0) job.row_pairs = {};
+  if (reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(Value)) != 0) job.row_pairs = {};
   const auto bias = static_cast<const Value*>(operands.bias);
   const Grid grid{unsigned(plan.work.blocks), unsigned(kUnitThreads), plan.shared_bytes, true};
 #define UPFOLD_RUN(index, type, kN8)                                                               \

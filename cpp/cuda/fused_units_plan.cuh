@@ -66,7 +66,7 @@ class UnitsPlanner {
     job.activation = p_.activation, job.slope = p_.activation_slope;
     // Pixels in pairs, the first of which is even: from the one that the first place of a row reads, or the one ahead of it.
     const std::int64_t first = job.first_w - job.before, even = first - (first % 2 != 0 ? 1 : 0);
-    const bool paired = size_ == 2 && p_.x.w == 1 && (p_.in_w | p_.x.h | p_.x.c | p_.x.n) % 2 == 0;
+    const bool paired = p_.x.w == 1 && (p_.in_w | p_.x.h | p_.x.c | p_.x.n) % 2 == 0;
     job.first_pair = std::int32_t(even), job.row_pairs = {};
     if (paired) job.row_pairs = make_divisor(ceil_div(first + pitch - even, std::int64_t(2)));
     return true;
@@ -78,7 +78,7 @@ class UnitsPlanner {
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
     const std::int64_t vectors = ceil_div(job.ic, 16 / size_), shifts = shifts_h_ * shifts_w_;
     if (job.ic > kMostUnitChannels || ceil_div(vectors * shifts, std::int64_t(2)) > kMostUnitProducts) return false;
-    job.vectors = std::int32_t(vectors), job.products = 0;
+    job.vectors = std::int32_t(vectors), job.pair_vectors = make_divisor(vectors), job.products = 0;
     // Shifts from the farthest on, so that places follow one another.
     const auto vector_of = [&](std::int64_t shift, std::int64_t vector) {
       const std::int64_t back = shifts - 1 - shift;

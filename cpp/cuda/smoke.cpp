@@ -38,7 +38,7 @@ Problem random_problem(Random& random, bool small) {
   const bool one_pixel = !large && !head && pick(random, {0, 0, 0, 0, 0, 0, 0, 1}) != 0;  // the first layer of a generator
   // A weight that is packed in whole lines (fused_last_pack_plan.cuh), of channels that fill no tile.
   const bool deep = !small && !large && !head && !one_pixel && pick(random, {0, 0, 0, 0, 0, 1}) != 0;
-  const bool equal = !small && !large && !head && !one_pixel && !deep && pick(random, {0, 0, 0, 0, 0, 0, 1}) != 0;  // a U-Net's
+  const bool equal = !large && !head && !one_pixel && !deep && pick(random, {0, 0, 0, 0, 0, 0, 1}) != 0;  // a U-Net's
   for (;;) {
     p.dtype = Dtype(large ? 0 : pick(random, {0, 0, 1, 2, 3})), p.activation = Activation::kNone;
     p.batch = pick(random, {1, 2, 5, large ? 60 : 33}), p.groups = pick(random, {1, 1, 2, 3});
@@ -303,7 +303,7 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
-    if (op != Operator::kConvTranspose && !small)
+    if (op != Operator::kConvTranspose)
       run_aligned<FusedSmallCall>("fused_small", fused_small_tiles(), fused_small_fits, p, false, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);

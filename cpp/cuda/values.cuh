@@ -58,6 +58,13 @@ struct Narrow<__nv_bfloat16> {
   static __device__ __forceinline__ __nv_bfloat16 from(float v) { return __float2bfloat16_rn(v); }
 };
 
+// Two neighbours at once: `to` is a multiple of the size of both.
+UPFOLD_DEVICE void store_neighbours(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = {a, b}; }
+UPFOLD_DEVICE void store_neighbours(__half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
+UPFOLD_DEVICE void store_neighbours(__nv_bfloat16* to, float a, float b) {
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
 // The value of the next lane; the last lane keeps its own. All 32 lanes take part.
 UPFOLD_DEVICE float shuffle_down(float v) { return __shfl_down_sync(~0u, v, 1); }
 UPFOLD_DEVICE double shuffle_down(double v) { return __shfl_down_sync(~0u, v, 1); }

@@ -60,6 +60,9 @@ COLUMNS = {
 UNITS = {
     "score map": _layer("fcn8s-21-21-k16@70", (21, 21), (1, 9, 11)),
     "score maps, padded": _layer("fcn8s-21-21-k16@70", (21, 21), (3, 20, 9), padding=(4, 4)),
+    "pairs of pixels": _layer("fcn8s-21-21-k16@70", (21, 21), (2, 31, 70)),
+    "pairs of pixels, padded": _layer("fcn8s-21-21-k16@70", (9, 4), (2, 12, 14), padding=(12, 20), output_padding=(0, 3)),
+    "pairs of pixels of a group": _layer("fcn8s-21-21-k16@70", (20, 8), (2, 9, 16), groups=4, padding=(4, 4)),
     "stride 32": _layer("fcn32s-21-21-k64@16", (21, 5), (2, 6, 5), padding=(16, 16)),
     "one channel": _layer("fcn8s-21-21-k16@70", (3, 1), (2, 9, 40), padding=(3, 5)),
     "three shifts": _layer("fcn8s-21-21-k16@70", (5, 4), (2, 9, 13), kernel_size=(24, 24), output_padding=(3, 5)),
@@ -127,7 +130,10 @@ def test_results_are_exact_between_guard_bands(family, name, offset, format, dty
 
 
 @TYPES
-@_of(["rows that share a line", "lines of a row", "groups", "unlike axes"], ["score maps, padded", "groups", "unlike axes"])
+@_of(
+    ["rows that share a line", "lines of a row", "groups", "unlike axes"],
+    ["score maps, padded", "pairs of pixels, padded", "groups", "unlike axes"],
+)
 def test_slices_and_other_weights_are_exact(family, name, dtype, device):
     """Samples, channels and rows of larger tensors, and a weight that is channels_last."""
     case = LAYERS[family, name]

@@ -46,6 +46,8 @@ LAYERS = {
     "empty phases of groups": _layer("k3s4d3-64-64@64", (12, 24), (2, 9, 10), groups=3, output_padding=(2, 2)),
     "stride beyond the kernel": _layer("k2s2", (8, 6), (2, 5, 70), stride=(3, 3), kernel_size=(2, 2), output_padding=(1, 1)),
     "stride 1": _layer("k5s3p1-64-64@128", (10, 3), (1, 12, 37), stride=(1, 1)),
+    "16 channels, stride 1": _layer("k5s3p1-64-64@128", (10, 16), (2, 12, 37), stride=(1, 1), kernel_size=(5, 4)),
+    "16 channels, stride 4": _layer("k5s3p1-64-64@128", (10, 16), (2, 5, 70), stride=(4, 4), kernel_size=(8, 8), padding=(2, 2)),
 }
 
 
