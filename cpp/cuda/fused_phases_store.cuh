@@ -261,18 +261,20 @@ struct PhaseResults : PhaseInputs<Value_, kExact, Tile_> {
       if (right < high) put_end<kEach>(run, staged, right);
     }
   }
+  template <typename Two>
+  static __device__ __forceinline__ void put_two(Value* to, const unsigned char* from, bool is_staged, Two two) {
+    if (is_staged) two = *reinterpret_cast<const Two*>(from);
+    *reinterpret_cast<Two*>(to) = two;
+  }
   // Elements of a run from `at` on: one, or two, which are neighbours and no channels.
   template <int kEach>
   __device__ __forceinline__ void put_end(const PhaseRun& run, bool is_staged, std::int32_t at) const {
     Value* const to = reinterpret_cast<Value*>(run.y) + at;
     const unsigned char* const from = memory + (run.staged + std::uint32_t(at * kSize));
-    if constexpr (kEach == 2) {
-      using Two = std::conditional_t<kSize == 2, std::uint32_t, uint2>;
-      Two two;
-      if constexpr (kSize == 2) two = run.staged;
-      if constexpr (kSize == 4) two = {run.staged, run.staged};
-      if (is_staged) two = *reinterpret_cast<const Two*>(from);
-      *reinterpret_cast<Two*>(to) = two;
+    if constexpr (kEach == 2 && kSize == 2) {
+      put_two(to, from, is_staged, run.staged);
+    } else if constexpr (kEach == 2) {
+      put_two(to, from, is_staged, make_uint2(run.staged, run.staged));
     } else {
       Value result = *reinterpret_cast<const Value*>(&run.staged);
       if (is_staged) result = *reinterpret_cast<const Value*>(from);

@@ -7,9 +7,10 @@ from math import prod
 import torch
 
 from . import native
-from .algorithms.cuda import dots_seconds, planes_seconds
+from .algorithms.cuda import planes_seconds
 from .algorithms.fused import predicted_seconds as fused_seconds
 from .algorithms.fused import vector_channels
+from .direct_cost import direct_seconds
 from .problem import DTYPE_BYTES, NO_ACTIVATION, Operator, Problem
 
 # For one CPU thread in float32: fitted so that the choice between the methods agrees with what a 2-core AVX-512 machine, and
@@ -92,23 +93,9 @@ _GPU_SMALL_MAP, _GPU_JOINED_LAUNCHES, _GPU_JOINED_INPUT_BYTES, _GPU_JOINED_WEIGH
 _GPU_SUMS_BYTES = 4.3e12  # a second, of y, beside a launch
 # Of a part of such sums: what two steps took more than their operators apart (H200: 17 and 21 us of 373 and 384 parts).
 _GPU_SUMS_PART_SECONDS = 0.045e-6
-_GPU_DIRECT_CALL_SECONDS, _GPU_DIRECT_GRADIENT_CALL_SECONDS = 11e-6, 10e-6
-_GPU_DIRECT_FLOPS = 28e12
-# A second, of a forward (fitted to one layer that they bind, PQMF on an H100: 16 and 14 us for 20 and 16) and of gradients.
-_GPU_DIRECT_BYTES, _GPU_DIRECT_GRADIENT_BYTES = 2.9e12, 0.83e12
-# Of a forward the two overlap in part: the norm of both, to this power (H200: the grouped seed, SAM 64 -> 32 and nnU-Net 64 -> 32
-# take 826, 250 and 729 us; this says 630, 240 and 697).
-_GPU_DIRECT_NORM = 1.4
-_GPU_FEW_CHANNELS = 9.1  # result channels of a group at which it reaches half of its rate
-_GPU_DIRECT_DEPTH = 1.13  # how much longer a forward takes in three dimensions: 1.10 and 1.14 times what was said of two layers
-# Per product of one result, which follow one another.
-_GPU_DIRECT_TERM_SECONDS, _GPU_DIRECT_ADJOINT_TERM_SECONDS = 30e-9, 75e-9
-_GPU_DIRECT_WEIGHT_FACTOR, _GPU_DIRECT_INPUT_FACTOR = 1.54, 1.55
-_GPU_DIRECT_WEIGHT_CHANNELS = 48  # of x: fewer take as many times longer (21 took 2.0 to 2.7 times what was said, 32 1.9)
 # More seconds of an element of columns of a forward where channels are innermost: each, and as many times as channels are fewer
 # than one.
 _GPU_INNERMOST_SECONDS, _GPU_INNERMOST_FEW_SECONDS = 1.6e-12, 24e-12
-_GPU_DIRECT_INNERMOST_GROUPS = 6.0  # how many times as long `direct` takes for gradients of groups then
 _GPU_FUSED_FACTOR = {torch.float32: 1.05}  # of its own prediction, which only orders its tiles
 
 
@@ -175,7 +162,7 @@ def _on_gpu(name: str, problem: Problem, device: torch.device) -> float:
         return fused_seconds(problem, device) * _GPU_FUSED_FACTOR.get(problem.dtype, 1.0)
     if name == "depthwise":
         return _GPU_LAUNCH_SECONDS + problem.bytes / _GPU_BYTES  # less than any other: it is preferred wherever it accepts
-    return _direct_on_gpu(problem)
+    return direct_seconds(problem)
 
 
 def _gemm_on_gpu(problem: Problem) -> float:
@@ -378,29 +365,3 @@ def channel_sums_seconds(problem: Problem) -> float:
 def added_sums_seconds(parts: int) -> float:
     """What sums over y's channels that are made in parts, in the pass of another operator, take to be added up on a GPU."""
     return _GPU_SUMS_PART_SECONDS * parts
-
-
-def _direct_on_gpu(problem: Problem) -> float:
-    """Memory and arithmetic, of gradients the larger, or the products of one result, which follow one another."""
-    adjoint = problem.operator is Operator.CONV
-    channels = problem.in_channels_per_group if adjoint else problem.out_channels_per_group
-    rate = _GPU_DIRECT_FLOPS * channels / (channels + _GPU_FEW_CHANNELS) * 4.0 / max(4, DTYPE_BYTES[problem.dtype])
-    if problem.operator is Operator.CONV_TRANSPOSE:
-        both = problem.flops / rate, problem.bytes / _GPU_DIRECT_BYTES
-        work = sum(seconds**_GPU_DIRECT_NORM for seconds in both) ** (1 / _GPU_DIRECT_NORM)
-    else:
-        work = max(problem.flops / rate, problem.bytes / _GPU_DIRECT_GRADIENT_BYTES)
-    if problem.operator is not Operator.CONV_TRANSPOSE and problem.groups > 1 and problem.y_strides[1] == 1:
-        work *= _GPU_DIRECT_INNERMOST_GROUPS
-    if adjoint:
-        in_a_row = problem.out_channels_per_group * problem.taps * _GPU_DIRECT_ADJOINT_TERM_SECONDS
-        return _GPU_DIRECT_GRADIENT_CALL_SECONDS + max(_GPU_DIRECT_INPUT_FACTOR * work, in_a_row)
-    phases = prod(min(stride, kernel) for stride, kernel in zip(problem.stride, problem.kernel_size))
-    if problem.operator is Operator.CONV_TRANSPOSE and problem.in_size[0] > 1:
-        work *= _GPU_DIRECT_DEPTH
-    work = max(work, problem.in_channels_per_group * problem.taps / phases * _GPU_DIRECT_TERM_SECONDS)
-    if problem.operator is Operator.CONV_TRANSPOSE_WEIGHT:
-        if problem.groups == 1:
-            work *= max(1.0, _GPU_DIRECT_WEIGHT_CHANNELS / problem.in_channels)
-        return dots_seconds(problem) or _GPU_DIRECT_GRADIENT_CALL_SECONDS + _GPU_DIRECT_WEIGHT_FACTOR * work
-    return _GPU_DIRECT_CALL_SECONDS + work
