@@ -162,7 +162,7 @@ struct PhaseTables {
   std::int32_t row_weight[Tile::kRows];  // the offset of a row's channel and phases in w; -1: no row
   std::int32_t columns[Tile::kUnits];    // where each unit of a box, in a window each four, is staged, in bytes; -1: nowhere
   PhaseLine lines[2 * Tile::kRows];      // with products, and behind them without taps
-  PhaseNext next[2];                     // of this turn and of the one before
+  PhaseNext next[2];                     // of this turn and of the one after
 };
 
 // What a block keeps in shared memory, and which rows it owns: of one group, some lines of a set.

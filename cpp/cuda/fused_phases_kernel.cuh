@@ -41,13 +41,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       block.begin(sums, warp_m, warp_k);
     } else if (turn >= 0) {
       job.last_stage > 0 ? copy_async_wait<1>() : copy_async_wait<0>();
-      __syncthreads();  // inputs are there, weights too, and the results of the box before are stored
+      __syncthreads();  // inputs are there, weights and the next box too, and the results of the box before are stored
       if (chunk == 0) {
         block.make_runs(number, y);
         if (job.prefill) block.fill_staged(number, y);
       }
       block.multiply(sums, stage, chunk, columns, warp_m, warp_k);
-      __syncthreads();  // everyone has left the inputs, and the runs and the next box are known
+      __syncthreads();  // everyone has left the inputs, and the runs are known
     }
     if (copy_box < boxes && (turn != -1 || job.last_stage > 0)) {
       block.copy_inputs(block.kFindsAnew || turn == -2 ? block.next_at(x, copy_box) : next[turn & 1], block.share(), turn == -2,

@@ -141,10 +141,12 @@ class PhaseRows {
     return true;
   }
 
-  // Whether 16 lines in all phases of the width, which are sorted as they are numbered, fill the tile.
+  // Whether 16 lines in all phases of the width, which are sorted as they are numbered, fill the tile; of several phases, as no
+  // layer with one was timed so.
   bool is_by_phase() const {
     const PhaseAxis& w = job_.axis[2];
-    bool sorted = !job_.pixels && job_.lines == 16 && w.stride * 16 == tile_.rows && w.first_phase[w.classes] == w.stride;
+    bool sorted =
+        !job_.pixels && w.stride > 1 && job_.lines == 16 && w.stride * 16 == tile_.rows && w.first_phase[w.classes] == w.stride;
     for (int i = 0; sorted && i < w.stride; ++i) sorted = w.phases[i] == i;
     return sorted;
   }

@@ -74,15 +74,15 @@ struct UnitsBlock : UnitsOperands<Tile> {
 
   // Of a lane's columns, two of each eight, where the first of two lies in y: in registers for all tiles.
   using Offsets = std::int32_t[Tile::kN8];
-  static __device__ __forceinline__ std::int32_t own_column() { return std::int32_t(threadIdx.x % 4) * 2; }
+  static __device__ __forceinline__ std::int32_t lane_column() { return std::int32_t(threadIdx.x % 4) * 2; }
   __device__ __forceinline__ void find_columns(Offsets& at) const {
 #pragma unroll
-    for (int j = 0; j < Tile::kN8; ++j) at[j] = columns[8 * j + own_column()].at;
+    for (int j = 0; j < Tile::kN8; ++j) at[j] = columns[8 * j + lane_column()].at;
   }
   // Sums begin with the bias.
   __device__ __forceinline__ void begin(Sums& sums) const {
 #pragma unroll
-    for (int i = 0; i < 4 * Tile::kN8; ++i) sums[i / 4][i % 4] = columns[i / 4 * 8 + own_column() + i % 2].bias;
+    for (int i = 0; i < 4 * Tile::kN8; ++i) sums[i / 4][i % 4] = columns[i / 4 * 8 + lane_column() + i % 2].bias;
   }
 
   // Of those columns and two places: activation and stores. Where all outputs are there, as nearly always, there are no questions
@@ -103,8 +103,8 @@ struct UnitsBlock : UnitsOperands<Tile> {
     }
 #pragma unroll
     for (int j = 0; j < Tile::kN8; ++j) {
-      store_parts(first, 8 * j + own_column(), {sums[j][0], sums[j][1]});
-      store_parts(second, 8 * j + own_column(), {sums[j][2], sums[j][3]});
+      store_parts(first, 8 * j + lane_column(), {sums[j][0], sums[j][1]});
+      store_parts(second, 8 * j + lane_column(), {sums[j][2], sums[j][3]});
     }
   }
   // Of a place, whose sums are kFirst and the next one of four: two outputs of each of so many groups of eight columns together,

@@ -9,7 +9,7 @@ from .problem import DTYPE_BYTES, Operator, Problem
 
 _CALL_SECONDS, _GRADIENT_CALL_SECONDS = 11e-6, 10e-6
 _FLOPS = 28e12  # a second
-# Bytes a second, of a forward (fitted to one layer that they bind, PQMF on an H100: 16 and 14 us for 20 and 16) and of gradients.
+# Bytes a second, of a forward (fitted to one layer that they bind, PQMF on an H100: 16 and 14 us for 20 and 17) and of gradients.
 _BYTES, _GRADIENT_BYTES = 2.9e12, 0.83e12
 # Of a forward the two overlap in part: the norm of both, to this power (H200: the grouped seed, SAM 64 -> 32 and nnU-Net 64 -> 32
 # take 826, 250 and 729 us; this says 630, 240 and 697).
