@@ -59,7 +59,7 @@ template <typename Value, bool kWhole>
 __global__ void __launch_bounds__(kPlaneThreads, kPlaneBlocks)
     plane_sums_kernel(const PlaneSumsJob job, const Value* __restrict__ from, float* __restrict__ parts,
                       Value* __restrict__ sums) {
-  let_next_begin();
+  take_turn();
   constexpr std::int32_t kEach = 16 / int(sizeof(Value));
   std::uint32_t part = blockIdx.x;
   const std::uint32_t channel = take(job.channels, part), first = part * job.per_part;
@@ -113,7 +113,7 @@ struct alignas(kEach * sizeof(Value)) RowVector {
 template <typename Value, int kEach>
 __global__ void __launch_bounds__(kMostRowThreads)
     row_sums_kernel(const RowSumsJob job, const Value* __restrict__ from, float* __restrict__ parts, Value* __restrict__ sums) {
-  let_next_begin();
+  take_turn();
   extern __shared__ float staged[];  // [thread][element]
   const std::uint32_t threads = blockDim.x;
   const std::uint64_t first = std::uint64_t(blockIdx.x) * job.per_part * threads + threadIdx.x;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kPartLanes* kPartShares)
   __shared__ float staged[kPartShares][kPartLanes + 1];
   const std::int32_t lane = std::int32_t(threadIdx.x % kPartLanes), share = std::int32_t(threadIdx.x / kPartLanes);
   const std::int32_t channel = std::int32_t(blockIdx.x) * kPartLanes + lane, own = channel < channels ? channel : channels - 1;
-  await_previous();  // the parts
+  take_turn();  // the parts
   float sum = 0.0f;
   for (std::int32_t part = share; part < count; part += kPartShares * kLoads) {
     float loaded[kLoads];
@@ -284,10 +284,10 @@ void run_sums(const Launch& launch, const ChannelSumsPlan& plan, const void* ten
     constexpr int kEach = 16 / int(sizeof(Value));
     const int bytes = int(plan.threads) * (plan.whole ? kEach : 1) * int(sizeof(float));
     launch_grid("channel sums", plan.whole ? row_sums_kernel<Value, kEach> : row_sums_kernel<Value, 1>, launch,
-                Grid{unsigned(plan.parts), unsigned(plan.threads), bytes}, plan.rows, from, parts, sums);
+                Grid{unsigned(plan.parts), unsigned(plan.threads), bytes, true}, plan.rows, from, parts, sums);
   } else {
-    launch_kernel("channel sums", plan.whole ? plane_sums_kernel<Value, true> : plane_sums_kernel<Value, false>, launch,
-                  unsigned(channels * plan.parts), kPlaneThreads, plan.planes, from, parts, sums);
+    launch_in_turn("channel sums", plan.whole ? plane_sums_kernel<Value, true> : plane_sums_kernel<Value, false>, launch,
+                   unsigned(channels * plan.parts), kPlaneThreads, plan.planes, from, parts, sums);
   }
   if (plan.parts > 1) {
     const Grid grid{unsigned(ceil_div(channels, kPartLanes)), kPartLanes * kPartShares, 0, true};

@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     depthwise_last_kernel(const DepthwiseLastJob job, const typename Forward::Value* __restrict__ x,
                           const typename Forward::Value* __restrict__ w, const typename Forward::Value* __restrict__ bias,
                           typename Forward::Value* __restrict__ y) {
+  take_turn();
   extern __shared__ uint4 memory[];
   float* const staged = reinterpret_cast<float*>(memory);
   constexpr bool kPhaseH = Forward::kOfPhaseH, kPhaseW = Forward::kOfPhaseW;
@@ -339,7 +340,7 @@ bool walk(const Launch& launch, const Problem& p, const DepthwiseOperands& opera
   const DepthwiseLastJob job = depthwise_last_job(p, shape);
   if (job.parts == 0) return false;
   const int bytes = last_staged_bytes(job, found.rows * p.kernel_w, found.channels);
-  launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), bytes}, job,
+  launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), bytes, true}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
               static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
   return true;

@@ -61,6 +61,7 @@ UPFOLD_DEVICE void store_batch(const EightJob& job, const EightShares& shares, c
 __global__ void __launch_bounds__(kEightThreads, 1)
     depthwise_last_eight_kernel(const EightJob job, const float* __restrict__ y, const float* __restrict__ w,
                                 float* __restrict__ x) {
+  take_turn();
   __shared__ EightShares shares[2];
   const DepthwiseJob& p = job.problem;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
@@ -140,8 +141,8 @@ bool depthwise_last_eight(const Launch& launch, const Problem& p, const Depthwis
   job.groups = make_divisor(groups), job.rows = make_divisor(p.in_h), job.column_blocks = make_divisor(column_blocks);
   job.depth = make_divisor(p.in_d), job.steps = std::uint32_t(steps), job.length = std::uint32_t(length);
   const unsigned blocks = unsigned(groups * ceil_div(steps, length));
-  launch_kernel("depthwise", depthwise_last_eight_kernel, launch, blocks, kEightThreads, job,
-                static_cast<const float*>(operands.y), static_cast<const float*>(operands.w), static_cast<float*>(operands.x));
+  launch_in_turn("depthwise", depthwise_last_eight_kernel, launch, blocks, kEightThreads, job,
+                 static_cast<const float*>(operands.y), static_cast<const float*>(operands.w), static_cast<float*>(operands.x));
   return true;
 }
 

@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     depthwise_last_input_kernel(const DepthwiseLastJob job, const typename Input::Value* __restrict__ y,
                                 const typename Input::Value* __restrict__ w, typename Input::Value* __restrict__ x) {
   constexpr int kC = Input::kC, kColumns = Input::kColumns;
+  take_turn();
   extern __shared__ uint4 memory[];
   float* const staged = reinterpret_cast<float*>(memory);
   const LastThread thread = last_thread<kC>(job);
@@ -131,7 +132,7 @@ bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   if (last_is(p, kSh, kKh, kS, kK)) {                                                                                           \
     const LastShape shape{LastShape::kPixels, LastShape::kPixels, 1, false, kC, kKh, kMultiprocessors * kBlocks};               \
     const DepthwiseLastJob job = depthwise_last_job(p, shape);                                                                  \
-    const Grid grid{last_blocks(job), last_threads(job), last_staged_bytes(job, kKh * kK, kC)};                                 \
+    const Grid grid{last_blocks(job), last_threads(job), last_staged_bytes(job, kKh * kK, kC), true};                           \
     launch_grid("depthwise", depthwise_last_input_kernel<LastInput<Value, kC, kSh, kKh, kS, kK>, kBlocks>, launch, grid, job,   \
                 static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x)); \
     return true;                                                                                                                \

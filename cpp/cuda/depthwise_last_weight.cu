@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
   constexpr int kC = Weight::kC, kRows = Weight::kRows, kColumns = Weight::kColumns;
   constexpr bool kPhaseH = Weight::kOfPhaseH, kPhaseW = Weight::kOfPhaseW;
   const AxisTaps<std::int32_t>&h = job.problem.axis[1], &v = job.problem.axis[2];
-  let_next_begin();
+  take_turn();
   __shared__ float exchange[Weight::kSums * kDepthwiseThreads / 2];
   const LastThread thread = last_thread<kC>(job);
   LastPhase phase{Weight::Walk::kMh, 0, 0};
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   __shared__ float sums[kShares][kElements];
   const std::uint32_t at = threadIdx.x % kElements, share = threadIdx.x / kElements;
   const std::uint32_t element = blockIdx.x * kElements + at;
-  await_previous();
+  take_turn();
   float sum = 0.0f;
   if (element < job.elements) {
 #pragma unroll 8
@@ -287,7 +287,7 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   const Found<Value> found = kernel_of<Value>(p);
   const DepthwiseLastJob job = job_of(p, found);
   float* const partial = static_cast<float*>(operands.workspace);
-  launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), 0}, job,
+  launch_grid("depthwise", found.kernel, launch, Grid{last_blocks(job), last_threads(job), 0, true}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), partial);
   const std::int64_t elements = p.out_channels * kernel_taps(p);
   const LastSumJob sum{make_divisor(p.out_channels), make_divisor(p.kernel_w), job.problem.w, std::uint32_t(elements), job.parts};

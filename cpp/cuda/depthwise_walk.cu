@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kBlocks)
     depthwise_walk_kernel(const DepthwiseJob job, const typename Walk::Value* __restrict__ x,
                           const typename Walk::Value* __restrict__ w, const typename Walk::Value* __restrict__ bias,
                           typename Walk::Value* __restrict__ y) {
+  take_turn();
   constexpr int kMh = Walk::kMh, kLast = kMh - 1;
   const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (number >= job.threads) return;
@@ -247,9 +248,9 @@ bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
   const WalkKernel<Value> kernel = kernel_of<Value>(p, operands, all_phases);
   if (kernel == nullptr) return false;
   const DepthwiseJob job = walk_job(p, all_phases);
-  launch_kernel("depthwise", kernel, launch, unsigned(ceil_div(job.threads, kDepthwiseThreads)), kDepthwiseThreads, job,
-                static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
-                static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
+  launch_in_turn("depthwise", kernel, launch, unsigned(ceil_div(job.threads, kDepthwiseThreads)), kDepthwiseThreads, job,
+                 static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.w),
+                 static_cast<const Value*>(operands.bias), static_cast<Value*>(operands.y));
   return true;
 }
 

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWalkBlocks<kKh * kK, kS>)
                                 Value* __restrict__ x) {
   using Walk = InputWalk<Value, kSh, kKh, kS, kK, kP>;
   using Row = typename Walk::Row;
+  take_turn();
   constexpr int kMh = Walk::kMh, kC = Walk::kC;
   const std::uint32_t number = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (number >= job.threads) return;
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
                                       Value* __restrict__ x) {
   static_assert(kDepthwiseThreads == 32 * kEight && kVector<Value> == kEight, "a warp for each phase, a vector for each stride");
   using Row = RunRow<Value, 0, kEight, 0>;
+  take_turn();
   __shared__ EightShares shares[2];
   const std::int32_t lane = std::int32_t(threadIdx.x % 32), warp = std::int32_t(threadIdx.x / 32);
   const DepthwisePlace at = depthwise_place(job, blockIdx.x);
@@ -210,8 +212,8 @@ bool run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
       eight ? std::max<std::int64_t>(1, ceil_div(last, kEightColumns)) : p.in_w * p.stride_w / kVector<Value>;
   const DepthwiseJob job = walk_job(p, columns, eight ? kDepthwiseThreads : 1);
   const unsigned blocks = eight ? job.threads : unsigned(ceil_div(job.threads, kDepthwiseThreads));
-  launch_kernel("depthwise", kernel, launch, blocks, kDepthwiseThreads, job, static_cast<const Value*>(operands.y),
-                static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
+  launch_in_turn("depthwise", kernel, launch, blocks, kDepthwiseThreads, job, static_cast<const Value*>(operands.y),
+                 static_cast<const Value*>(operands.w), static_cast<Value*>(operands.x));
   return true;
 }
 

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, kWeightBlocks<Value, kWalkB
   constexpr int kC = kVector<Value> / kS, kMh = (kKh + kSh - 1) / kSh, kTail = kK - kS - kP > 0 ? kK - kS - kP : 0;
   using Row = RunRow<Value, kP, kVector<Value>, kTail>;
   using Pixels = RunRow<Value, 0, kC, 0>;
-  let_next_begin();
+  take_turn();
   __shared__ float exchange[kWarps * kSums<kKh * kK>];
   const WeightBlock block = weight_block(job, true);
   const DepthwiseJob& p = job.problem;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
   constexpr int kV = kVector<Value>, kColumns = kM + (kHalves ? 1 : 0);
   using Row = RunRow<Value, 0, kV, 0>;
   using Pixels = RunRow<Value, kColumns, 0, 0>;
-  let_next_begin();
+  take_turn();
   __shared__ float exchange[kWarps * kMh * kM * kV];
   const WeightBlock block = weight_block(job, true);
   const DepthwiseJob& p = job.problem;
@@ -292,11 +292,11 @@ bool depthwise_walk_weight(const Launch& launch, const Problem& p, const Depthwi
   const bool of_x = !short_fits(p) || depthwise_aligned(p, p.x, p.in_w, operands.x, 16 / p.stride_w);
   if (!of_x || !depthwise_aligned(p, p.y, p.out_w, operands.y, 16)) return false;
   const std::int64_t blocks = p.out_channels * p.kernel_d * job.groups.value * job.parts.value;
-#define UPFOLD_RUN(dtype_name, Value)                                                                 \
-  if (p.dtype == Dtype::dtype_name)                                                                   \
-    launch_kernel("depthwise", kernel_of<Value>(p), launch, unsigned(blocks), kDepthwiseThreads, job, \
-                  static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y),       \
-                  static_cast<float*>(operands.workspace));
+#define UPFOLD_RUN(dtype_name, Value)                                                                  \
+  if (p.dtype == Dtype::dtype_name)                                                                    \
+    launch_in_turn("depthwise", kernel_of<Value>(p), launch, unsigned(blocks), kDepthwiseThreads, job, \
+                   static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y),       \
+                   static_cast<float*>(operands.workspace));
   UPFOLD_HALF_TYPES(UPFOLD_RUN)
 #undef UPFOLD_RUN
   return true;

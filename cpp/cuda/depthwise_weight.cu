@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
     depthwise_weight_sum_kernel(const DepthwiseWeightJob job, const float* __restrict__ partial, Value* __restrict__ w) {
   const std::uint32_t element = blockIdx.x * kDepthwiseThreads + threadIdx.x;
   if (element >= job.elements) return;
-  await_previous();
+  take_turn();
   float sum = 0.0f;
 #pragma unroll 8
   for (std::uint32_t part = 0; part < job.parts.value; ++part) sum += partial[part * job.elements + element];

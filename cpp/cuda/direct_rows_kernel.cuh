@@ -72,6 +72,7 @@ template <typename Value, int kSh, int kSw, int kC, int kU, int kM, bool kHalf>
 __global__ void __launch_bounds__(kDirectThreads, kRowBlocks<Value, kSh * kSw * kC * kU>)
     rows_kernel(const RowsJob job, const Value* __restrict__ source, const Value* __restrict__ w, const Value* __restrict__ bias,
                 Value* __restrict__ result) {
+  take_turn();
   using Memory = RowsMemory<Value, kSh, kSw, kC, kU, kM>;
   __shared__ Memory memory;
   const CorrelateJob& p = job.problem;
@@ -169,10 +170,10 @@ bool launch_rows(const Launch& launch, const Problem& p, const DirectOperands& o
   if (plan.phases_h != kSh || plan.phases_w != kSw || plan.channels != kC || plan.units != kU) return false;
   if (plan.window != kM || plan.half != kHalf) return false;
   const bool transposed = transposes(p);
-  launch_kernel("direct", rows_kernel<Value, kSh, kSw, kC, kU, kM, kHalf>, launch, unsigned(plan.blocks), kDirectThreads, job,
-                static_cast<const Value*>(transposed ? operands.x : operands.y), static_cast<const Value*>(operands.w),
-                static_cast<const Value*>(transposed ? operands.bias : nullptr),
-                static_cast<Value*>(transposed ? operands.y : operands.x));
+  launch_in_turn("direct", rows_kernel<Value, kSh, kSw, kC, kU, kM, kHalf>, launch, unsigned(plan.blocks), kDirectThreads, job,
+                 static_cast<const Value*>(transposed ? operands.x : operands.y), static_cast<const Value*>(operands.w),
+                 static_cast<const Value*>(transposed ? operands.bias : nullptr),
+                 static_cast<Value*>(transposed ? operands.y : operands.x));
   return true;
 }
 

@@ -20,6 +20,7 @@ struct WeightDotsJob {
 template <typename Value>
 __global__ void __launch_bounds__(kDotThreads) weight_dots_kernel(const WeightDotsJob dots, const Value* __restrict__ x,
                                                                   const Value* __restrict__ y, Value* __restrict__ w) {
+  take_turn();
   using Total = Sum<Value>;
   constexpr int kCount = kDotRows * kDotTaps, kWarps = kDotThreads / 32;
   __shared__ Total exchange[kWarps * kCount];
@@ -90,8 +91,8 @@ WeightDotsJob dots_job(const Problem& p) {
 
 template <typename Value>
 void run(const Launch& launch, const Problem& p, const DirectOperands& operands) {
-  launch_kernel("direct", weight_dots_kernel<Value>, launch, unsigned(dots_blocks(p)), kDotThreads, dots_job(p),
-                static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), static_cast<Value*>(operands.w));
+  launch_in_turn("direct", weight_dots_kernel<Value>, launch, unsigned(dots_blocks(p)), kDotThreads, dots_job(p),
+                 static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), static_cast<Value*>(operands.w));
 }
 
 }  // namespace

@@ -47,12 +47,16 @@ struct ColumnsBlock {
     __syncthreads();  // barriers are made
   }
 
+  __device__ __forceinline__ const Value* raw_weight(const Value* w) const { return w + std::int64_t(group) * job.ic * job.w_ic; }
+  // One thread, before the kernels ahead have ended.
+  __device__ __forceinline__ void ask(const Value* w) const {
+    if (job.raw_bytes > 0) ask_for_bulk(raw_weight(w), std::uint32_t(job.raw_bytes));
+  }
   // One thread: the lines of all steps in order, for each chunk of channels.
   __device__ __forceinline__ void copy(const BoxMap& x, const Value* w) const {
     if (job.raw_bytes > 0) {
       barrier_arrive_expecting(address(barriers.weight), std::uint32_t(job.raw_bytes));
-      copy_bulk(shared_address(columns()), w + std::int64_t(group) * job.ic * job.w_ic, std::uint32_t(job.raw_bytes),
-                address(barriers.weight));
+      copy_bulk(shared_address(columns()), raw_weight(w), std::uint32_t(job.raw_bytes), address(barriers.weight));
     }
     Ring ring(job.stages);
     for (std::uint32_t number = first_walk; number < job.walks; number += next_walk) {
@@ -226,7 +230,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                  SharedAddress(&barriers),
                                  SharedAddress(first)};
   block.make_barriers();
-  await_previous();
+  if (threadIdx.x == 2 * Tile::kWorkers) block.ask(w);
+  take_turn();
   if (threadIdx.x >= 2 * Tile::kWorkers) {
     if (threadIdx.x == 2 * Tile::kWorkers) block.copy(x, w);
     return;

@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
   unsigned char* const patch = weights + job.weight_bytes;
   const GroupsRange range = groups_range(job, std::int32_t(blockIdx.x));
   describe_lines<Tile>(job, lines);
+  take_turn();
   std::int32_t packed = -1;  // the group whose weights lie there
 #pragma unroll 1
   for (std::int32_t tile = range.first; tile < range.end; tile += range.step) {

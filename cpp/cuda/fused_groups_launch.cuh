@@ -31,7 +31,7 @@ namespace upfold::cuda {
 template <typename Tile>
 void run_groups_input(const Launch& launch, const GroupsPlan& plan, const GroupsJob& job, const FusedOperands& operands) {
   using Value = typename Tile::Value;
-  launch_grid("fused", fused_groups_input_kernel<Tile>, launch, Grid{plan.blocks, kGroupsThreads, plan.shared_bytes}, job,
+  launch_grid("fused", fused_groups_input_kernel<Tile>, launch, Grid{plan.blocks, kGroupsThreads, plan.shared_bytes, true}, job,
               static_cast<const Value*>(operands.y), static_cast<const Value*>(operands.w),
               static_cast<Value*>(const_cast<void*>(operands.x)));
 }
@@ -40,7 +40,7 @@ template <typename Tile>
 void run_groups_weight(const Launch& launch, const GroupsPlan& plan, const GroupsJob& job, const FusedOperands& operands) {
   using Value = typename Tile::Value;
   const auto partial = static_cast<float4*>(operands.workspace);
-  launch_grid("fused", fused_groups_weight_kernel<Tile>, launch, Grid{plan.blocks, kGroupsThreads, plan.shared_bytes}, job,
+  launch_grid("fused", fused_groups_weight_kernel<Tile>, launch, Grid{plan.blocks, kGroupsThreads, plan.shared_bytes, true}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), partial);
   launch_grid("fused", fused_groups_sum_kernel<Tile>, launch, Grid{plan.sum_blocks, 32 * kSumWarps, 0, true}, job, partial,
               static_cast<Value*>(const_cast<void*>(operands.w)));

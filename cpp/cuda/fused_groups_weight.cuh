@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
   const std::int32_t ic_tile = std::int32_t(take(job.ic_tiles, rest)), group = std::int32_t(take(job.groups, rest));
   const std::int32_t part = std::int32_t(rest);
   describe_lines<Tile>(job, lines);
+  take_turn();
   const GroupsProducts<Tile> products(job, own_warp());
   typename GroupsProducts<Tile>::Sums sums = {};
   add_tiles<Tile>(job, products, sums, lines, patch, x, y, group, ic_tile, groups_range(job, part));
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(32 * kSumWarps)
   const float4* from[1] = {partial + (std::int64_t(group) * job.parts + warp) * vectors + own * 32 + lane};
   const std::int32_t ic_tile = std::int32_t(take(job.ic_tiles, group));
   float4 total[1] = {};
-  await_previous();  // the sums of all parts
+  take_turn();  // the sums of all parts
   if (warp < job.parts) add_parts(total, from, kSumWarps * vectors, (job.parts - warp + kSumWarps - 1) / kSumWarps, true);
   sums[warp][lane] = total[0];
   __syncthreads();  // the sums of all warps are there

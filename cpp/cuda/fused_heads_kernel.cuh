@@ -225,13 +225,13 @@ __global__ void __launch_bounds__(32 * kMostHeadsWarps, 1)
     barriers_made();
   }
   __syncwarp();  // own barriers are made
-  await_previous();
   const HeadsWarp<Tile> own(job, barriers, shared_address(slots), warp, warps);
   auto next = own.copies();
   uint4* const weights = reinterpret_cast<uint4*>(slots + warps * job.slots * job.slot_bytes);
+  const HeadsWeight<Tile> weight(job, w, weights);
+  take_turn();
   own.copy(x, next);
   const HeadsResults<Tile> results(job, bias, y);
-  const HeadsWeight<Tile> weight(job, w, weights);
   typename HeadsWeight<Tile>::AllTaps taps;
   weight.load(warp, taps);
   weight.put(warp, taps);

@@ -70,7 +70,7 @@ struct InputCopies {
   // One thread copies the weights of all tiles; where they all fit, those of the first tile.
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
     if constexpr (Tile::kOfWords) return copy_boxes_of_weights();
-    await_previous();  // which packs them
+    take_turn();  // who stores results waits for the weights
     Ring stage(job.weight_buffers);
     const std::uint32_t bytes = std::uint32_t(job.stage_steps * Tile::kStepWords * 16);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

@@ -207,6 +207,7 @@ __global__ void __launch_bounds__(Tile::kBlockThreads, 1)
   block.make_barriers();
   if (threadIdx.x >= Tile::kThreads) {
     give_registers_back<Tile::kLoadRegisters>();
+    if constexpr (Tile::kOfWords) take_turn();  // else what packs the weights has waited for y
     if (threadIdx.x < Tile::kThreads + Tile::kLoaders) {
       block.copy_all_patches(y);
     } else if (threadIdx.x == Tile::kThreads + Tile::kLoaders) {

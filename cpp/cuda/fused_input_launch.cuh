@@ -87,8 +87,8 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   if constexpr (Tile::kOfWords) {
     job.weight = describe_boxes(plan.weight, operands.w);
   } else {
-    launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes}, job, Tile::kN8,
-                plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
+    launch_grid("fused", fused_input_pack_kernel<Value>, launch, Grid{plan.pack_blocks, 256, plan.pack_bytes, true}, job,
+                Tile::kN8, plan.pack_pitch, static_cast<const Value*>(operands.w), packed);
   }
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
@@ -96,8 +96,8 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
   if (job.resident) blocks = std::max(blocks / unsigned(plan.combinations), 1u) * unsigned(plan.combinations);
   blocks = job.clustered ? plan.blocks : std::min(plan.blocks, blocks);  // a cluster has one tile
   launch_grid("fused", fused_input_kernel<Value, Tile>, launch,
-              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, !Tile::kOfWords, job.clustered ? job.splits.value : 1}, job,
-              plan.blocks, y, packed, x, partial);
+              Grid{blocks, Tile::kBlockThreads, plan.shared_bytes, true, job.clustered ? job.splits.value : 1}, job, plan.blocks,
+              y, packed, x, partial);
   if (plan.blocks == job.whole || job.clustered) return;
   const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
   launch_grid("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 3)
   const InputPlace place = input_place(job, job.whole + first);
   const float4* from[1] = {partial + std::int64_t(first) * kVectors + sum * Shape::kThreads + threadIdx.x};
   float4 total[1] = {};
-  await_previous();  // the sums of all parts
+  take_turn();  // the sums of all parts
   add_parts(total, from, kVectors, std::int32_t(job.splits.value), true);
   const float sums[1][4] = {{total[0].x, total[0].y, total[0].z, total[0].w}};
   store_input<Value, Shape>(job, place, x, int(sum / Shape::kN8), int(sum % Shape::kN8), sums);
@@ -196,7 +196,7 @@ template <typename Value>
 __global__ void __launch_bounds__(256, 4)
     fused_input_pack_kernel(const __grid_constant__ InputJob job, std::int32_t groups_of_8, std::int32_t pitch,
                             const Value* __restrict__ w, uint4* __restrict__ packed) {
-  let_next_begin();
+  take_turn();
   constexpr int kEntries = 4 / int(sizeof(Value));
   extern __shared__ uint4 memory[];
   Value* const values = reinterpret_cast<Value*>(memory);

@@ -76,7 +76,6 @@ struct LastBlock {
   template <bool kPatches, bool kWeightsToo>
   __device__ __forceinline__ void copy(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
     if constexpr (Tile::kFromPlanes || Tile::kWhole) return copy_whole<kPatches, kWeightsToo>(source, lying, packed);
-    await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
     std::uint32_t number = 0;
@@ -105,7 +104,6 @@ struct LastBlock {
   // chunks of a tile is found once, as what this thread does for a chunk else takes longer than its products.
   template <bool kPatches, bool kWeightsToo>
   __device__ __forceinline__ void copy_whole(const BoxMap& source, const BoxMap& lying, const unsigned char* packed) const {
-    await_previous();  // which packs the weights
     Ring buffer(job.patches), stage(job.stages);
     bool kept = false;  // the weights are there, and stay
     std::uint32_t number = 0;

@@ -195,8 +195,8 @@ template <typename Value>
 void pack_last(const Launch& launch, const LastPlan& plan, const void* w, void* packed) {
   if (plan.pack.count == 0) return;
   const auto kernel = plan.pack.blocks > 0 ? fused_last_pack_kernel<Value, true> : fused_last_pack_kernel<Value, false>;
-  launch_kernel("fused", kernel, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack, static_cast<const Value*>(w),
-                static_cast<uint4*>(packed));
+  launch_in_turn("fused", kernel, launch, last_pack_blocks(plan), kLastPackThreads, plan.pack, static_cast<const Value*>(w),
+                 static_cast<uint4*>(packed));
 }
 
 struct LastOperands {
@@ -224,10 +224,10 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
     const unsigned weight_blocks = last_pack_blocks(plan);
     const auto kernel =
         plan.pack.blocks > 0 ? fused_last_pack_both_kernel<Value, Bits, true> : fused_last_pack_both_kernel<Value, Bits, false>;
-    launch_kernel("fused", kernel, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
-                  static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
+    launch_in_turn("fused", kernel, launch, weight_blocks + blocks, kSourceThreads, plan.pack,
+                   static_cast<const Value*>(operands.w), static_cast<uint4*>(operands.packed), weight_blocks, job, bits, to);
   } else {
-    launch_kernel("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);
+    launch_in_turn("fused", fused_last_source_kernel<Bits>, launch, blocks, kSourceThreads, job, bits, to);
   }
   return to;
 }
@@ -237,7 +237,6 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
 struct LastLaunch {
   LastJob job;
   BoxMap source, other;
-  bool overlaps;
 };
 
 template <typename Value, typename Tile, bool kPlanes, LastWeights kWeights = LastWeights::kPacked>
@@ -259,7 +258,7 @@ void run_last_tile(const Launch& launch, const LastPlan& plan, const LastLaunch&
   // Blocks take every so many tiles: so of all sets, where these differ.
   while (plan.mixes && std::gcd(at_once, job.sets.value) > 1) --at_once;
   const unsigned most = splits > 1 ? job.tiles : at_once * sharers;
-  const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, part.overlaps, splits * sharers};
+  const Grid grid{std::min(job.tiles, most), Tile::kThreads, plan.shared_bytes, true, splits * sharers};
   launch_grid("fused", fused_last_kernel<Value, Tile, kPlanes, kWeights>, launch, grid, part.job, part.source, part.other,
               static_cast<const unsigned char*>(operands.packed), static_cast<const Value*>(operands.bias),
               static_cast<Value*>(operands.result));
@@ -289,7 +288,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
   const bool packs = !operands.is_packed && plan.pack.count > 0;
   const auto from = static_cast<const Value*>(operands.source);
   LastOperands own = operands;
-  LastLaunch part{plan.job, {}, {}, false};
+  LastLaunch part{plan.job, {}, {}};
   LastJob& job = part.job;
   const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(operands.result);
   job.wide = job.wide && address % 16 == 0;
@@ -307,10 +306,8 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
       job.runs.channels > 0 ? job.tiles += slabs : job.sharers = 1;
     }
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
-    // The launch ahead of the one that multiplies packs weights, so that both may overlap.
-    part.overlaps = n == 0 && packs;
     part.source = describe_boxes(
-        plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, part.overlaps));
+        plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, n == 0 && packs));
     if ((config >= kFirstAlternating && config < kFirstExact) || config >= kFirstOfThree) {
       if (!job.loose) {
         BoxTensor result = plan.result;  // of this launch's samples

@@ -81,7 +81,7 @@ UPFOLD_DEVICE void pack_weight(const LastPackJob& job, std::uint32_t block, cons
 template <typename Value, bool kTurned>
 __global__ void __launch_bounds__(kLastPackThreads)
     fused_last_pack_kernel(const __grid_constant__ LastPackJob job, const Value* __restrict__ w, uint4* __restrict__ packed) {
-  let_next_begin();
+  take_turn();
   if constexpr (kTurned) {
     __shared__ uint4 memory[kLastPackVectors];
     pack_weight<Value, true>(job, blockIdx.x, w, packed, memory);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kLastPackThreads)
                                 const Bits* __restrict__ from, uint4* __restrict__ to) {
   static_assert(kLastPackThreads == kSourceThreads && kLastPackVectors >= kSourceVectors, "of either block");
   __shared__ uint4 memory[kTurned ? kLastPackVectors : kSourceVectors];
-  let_next_begin();
+  take_turn();
   if (blockIdx.x < weight_blocks) {
     pack_weight<Value, kTurned>(job, blockIdx.x, w, packed, memory);
   } else {

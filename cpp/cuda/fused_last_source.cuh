@@ -267,6 +267,7 @@ template <typename Bits>
 __global__ void __launch_bounds__(kSourceThreads)
     fused_last_source_kernel(const __grid_constant__ LastSourceJob job, const Bits* __restrict__ from, uint4* __restrict__ to) {
   __shared__ uint4 memory[kSourceVectors];
+  take_turn();
   pack_source(job, blockIdx.x, from, to, memory);
 }
 

@@ -19,7 +19,6 @@ struct LastTransposer : LastBlock<Value, Tile, kWeights> {
 
   // One thread: slices of all patches, and their weights, each as soon as there is room for it.
   __device__ __forceinline__ void copy(const BoxMap& source, const unsigned char* packed) const {
-    await_previous();  // which packs the weights
     LastCursor from, of;
     from.start(job, blockIdx.x), of.start(job, blockIdx.x);
     Ring ring(job.slices), stage(job.stages);

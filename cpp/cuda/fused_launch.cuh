@@ -103,8 +103,8 @@ struct TypedOperands {
 template <typename Value, typename Tile>
 FusedJob pack_weight(const Launch& launch, const FusedPlan& plan, const TypedOperands<Value>& typed) {
   if (packs(plan)) {
-    launch_kernel("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
-                  typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
+    launch_in_turn("fused", fused_pack_kernel<Value, Tile>, launch, plan.pack_blocks + plan.input_blocks, kPackThreads, plan.job,
+                   typed.w, typed.lists, typed.packed, typed.x, typed.inputs, plan.pack_blocks);
   }
   FusedJob job = plan.job;
   // Outputs of neighbouring units, in the width phases of a set, are one vector of at most 16 bytes, or several.

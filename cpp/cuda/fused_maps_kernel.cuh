@@ -155,6 +155,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kMapsAlignment;
   const MapsBlock<Tile> block{job, barriers, first, SharedAddress(&barriers), SharedAddress(first)};
   block.make_barriers();
+  take_turn();
   if (threadIdx.x >= Tile::kWorkers) {
     give_registers_back<Tile::kLoadRegisters>();
     if (threadIdx.x == Tile::kWorkers) block.copy(x, w);

@@ -29,10 +29,11 @@ void run_maps(const Launch& launch, const MapsPlan& plan, bool beside, const Fus
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   const unsigned blocks = plan.job.tiles < unsigned(multiprocessors) ? plan.job.tiles : unsigned(multiprocessors);
-#define UPFOLD_RUN(type, kBeside, kEach)                                                    \
-  if (beside == kBeside && plan.each == kEach)                                              \
-    return launch_grid("fused", fused_maps_kernel<MapsTile<Value, kBeside, kEach>>, launch, \
-                       Grid{blocks, MapsTile<Value, kBeside, kEach>::kThreads, plan.shared_bytes}, plan.job, x, w, bias, y);
+#define UPFOLD_RUN(type, kBeside, kEach)                                                                                       \
+  if (beside == kBeside && plan.each == kEach)                                                                                 \
+    return launch_grid("fused", fused_maps_kernel<MapsTile<Value, kBeside, kEach>>, launch,                                    \
+                       Grid{blocks, MapsTile<Value, kBeside, kEach>::kThreads, plan.shared_bytes, true}, plan.job, x, w, bias, \
+                       y);
   UPFOLD_MAPS_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN
 }

@@ -121,7 +121,7 @@ template <typename Value, typename Tile>
 __global__ void __launch_bounds__(kPackThreads)
     fused_pack_kernel(const __grid_constant__ FusedJob job, const Value* __restrict__ w, ShiftList* __restrict__ lists,
                       uint4* __restrict__ packed, const Value* __restrict__ x, uint4* __restrict__ inputs, std::uint32_t blocks) {
-  let_next_begin();
+  take_turn();
   if constexpr (Tile::kPackedInputs) {
     if (blockIdx.x >= blocks) {
       return pack_inputs<Value, Tile>(job, ((blockIdx.x - blocks) * blockDim.x + threadIdx.x) / 32, x, inputs);

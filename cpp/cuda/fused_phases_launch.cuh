@@ -44,8 +44,8 @@ void run_phase_tile(const Launch& launch, const PhasePlan& plan, const FusedOper
 #define UPFOLD_RUN(index, Value, kExact, ...)                                                                                  \
   if (config == index)                                                                                                         \
     return launch_grid("fused", fused_phases_kernel<Value, kExact, PhaseTile<__VA_ARGS__>>, launch,                            \
-                       Grid{plan.blocks, unsigned(PhaseTile<__VA_ARGS__>::kThreads), plan.shared_bytes}, plan.job, x, w, bias, \
-                       y);
+                       Grid{plan.blocks, unsigned(PhaseTile<__VA_ARGS__>::kThreads), plan.shared_bytes, true}, plan.job, x, w, \
+                       bias, y);
   UPFOLD_PHASE_TILES(UPFOLD_RUN, Value, kExact, kLast)
 #undef UPFOLD_RUN
 }

@@ -65,7 +65,7 @@ struct PixelBlock {
   // One thread copies the weights of all tiles, a group of shifts at a time; where they all fit, those of the first tile, which
   // are the same for every tile of the block.
   __device__ __forceinline__ void copy_weights(const uint4* packed) const {
-    await_previous();  // which packs them
+    take_turn();  // which packs them
     Ring stage(job.weight_buffers);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const TileWork<Tile> work(job, tile);

@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kPointThreads)
       loaded[i] = *reinterpret_cast<const Vector*>(&v);
     }
   };
+  take_turn();
   load(0);
   for (std::int32_t i = thread; i < kSamples * job.rows; i += kPointThreads) {
     const std::int32_t n = i / job.rows, row = i - n * job.rows;
@@ -185,8 +186,8 @@ PointPlan plan_point(const Problem& p, std::int64_t alignment) {
 template <typename Value>
 void run_point(const Launch& launch, const PointPlan& plan, const FusedOperands& o) {
   const auto kernel = plan.samples == 1 ? fused_point_kernel<Value, 1> : fused_point_kernel<Value, 4>;
-  launch_kernel("fused", kernel, launch, unsigned(plan.blocks), kPointThreads, plan.job, static_cast<const Value*>(o.x),
-                static_cast<const Value*>(o.w), static_cast<const Value*>(o.bias), static_cast<Value*>(o.y));
+  launch_in_turn("fused", kernel, launch, unsigned(plan.blocks), kPointThreads, plan.job, static_cast<const Value*>(o.x),
+                 static_cast<const Value*>(o.w), static_cast<const Value*>(o.bias), static_cast<Value*>(o.y));
 }
 
 }  // namespace

@@ -106,10 +106,10 @@ void run_small(const Launch& launch, const SmallPlan& plan, bool input, int conf
   const std::uintptr_t written = reinterpret_cast<std::uintptr_t>(o.x);
   require(!input || written % (2 * sizeof(Value)) == 0, "the gradient of the input begins at ", written);
   const auto result = static_cast<Value*>(const_cast<void*>(input ? o.x : o.w));
-#define UPFOLD_RUN(index, type, kInput, ...)                                                                         \
-  if (config == index && input == kInput)                                                                            \
-    launch_kernel("fused", fused_small_kernel<Value, SmallTile<__VA_ARGS__>, kInput>, launch, unsigned(plan.blocks), \
-                  SmallTile<__VA_ARGS__>::kThreads, job, first, y, result);
+#define UPFOLD_RUN(index, type, kInput, ...)                                                                          \
+  if (config == index && input == kInput)                                                                             \
+    launch_in_turn("fused", fused_small_kernel<Value, SmallTile<__VA_ARGS__>, kInput>, launch, unsigned(plan.blocks), \
+                   SmallTile<__VA_ARGS__>::kThreads, job, first, y, result);
   UPFOLD_SMALL_TILES(UPFOLD_RUN, Value, false)
   UPFOLD_SMALL_TILES(UPFOLD_RUN, Value, true)
 #undef UPFOLD_RUN

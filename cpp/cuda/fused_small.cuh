@@ -177,6 +177,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                      split = warp / Tile::kAlong / Tile::kAcross;
   const SmallReader<Value, Tile::kRows, kInput> reader(job, first, y, channel_tile + across * Tile::kOfWarp,
                                                        column_tile + along * (32 / kOfColumns));
+  take_turn();
   typename Core::Sums sums = {};
   typename Core::Terms terms[kSmallAhead + 1];
   std::int32_t step = split * job.steps_of_split;

@@ -199,19 +199,38 @@ struct UnitsOperands {
     Vector v[kVector];
   };
   static constexpr std::int32_t kRowsOfVector = Tile::kN / kVector;  // groups of columns
-  __device__ __forceinline__ void load_rows(const Value* w, std::int32_t number, Rows& rows) const {
+  struct RowsPlace {
+    const Value* from;
+    std::int32_t first, channels;  // zeros before the first channel and behind the last
+  };
+  __device__ __forceinline__ RowsPlace rows_place(const Value* w, std::int32_t number) const {
     const bool is_there = number < 2 * job.products * kRowsOfVector;
     const UnitsVector vector = job.vector[is_there ? number / kRowsOfVector : 0];
     const std::int32_t column = first_column + number % kRowsOfVector * kVector;
     const UnitsPhase phase = units_phase(job, column);
     const std::int32_t first = vector.vector * kVector, channels = is_there && column < job.columns ? job.ic - first : 0;
-    const Value* from = w + (std::int64_t(group) * job.ic + first) * job.w_ic + phase.oc * job.w_oc + phase.w +
-                        (phase.h + vector.shift_h * job.stride_h) * job.w_h + vector.shift_w * job.stride_w;
+    return {w + (std::int64_t(group) * job.ic + first) * job.w_ic + phase.oc * job.w_oc + phase.w +
+                (phase.h + vector.shift_h * job.stride_h) * job.w_h + vector.shift_w * job.stride_w,
+            first, channels};
+  }
+  __device__ __forceinline__ void load_rows(const Value* w, std::int32_t number, Rows& rows) const {
+    RowsPlace place = rows_place(w, number);
 #pragma unroll
-    for (int e = 0; e < kVector; ++e, from += job.w_ic) {
+    for (int e = 0; e < kVector; ++e, place.from += job.w_ic) {
       uint4 row = {};
-      if (first >= 0 && e < channels) row = __ldg(reinterpret_cast<const uint4*>(from));
+      if (place.first >= 0 && e < place.channels) row = __ldg(reinterpret_cast<const uint4*>(place.from));
       rows.v[e] = *reinterpret_cast<const Vector*>(&row);
+    }
+  }
+  // All of the block's, before the kernels ahead have ended.
+  __device__ __forceinline__ void ask(const Value* w) const {
+    if (!job.rows_of_weights) return;
+#pragma unroll 1
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < 2 * job.products * kRowsOfVector; i += kUnitThreads) {
+      const RowsPlace place = rows_place(w, i);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e)
+        if (place.first >= 0 && e < place.channels) ask_for(place.from + e * job.w_ic);
     }
   }
   // Neighbouring lanes begin with neighbouring columns, which lie in different banks.

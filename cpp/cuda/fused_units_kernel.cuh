@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitBlocks)
   const std::int32_t first = std::int32_t(take(job.strips, rest)) * job.strip_tiles, end = first + job.strip_tiles;
   const UnitsBlock<Tile> block{
       {job, memory, columns, std::int32_t(rest), group, column_tile * Tile::kN, first, end < job.tiles ? end : job.tiles}};
-  await_previous();
+  block.ask(w);
+  take_turn();
   block.run(x, w, bias, y);
 #endif
 }

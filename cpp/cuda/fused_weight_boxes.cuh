@@ -358,7 +358,10 @@ struct FusedWeightBoxBlock {
     make_barriers();
     if (threadIdx.x >= 32 * Tile::kWarps) {
       if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
-      if (threadIdx.x < 32 * Tile::kWarps + 32) copy_steps();
+      if (threadIdx.x < 32 * Tile::kWarps + 32) {
+        take_turn();  // who stores sums waits for copies
+        copy_steps();
+      }
     } else {
       if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
       Sums sums = {};

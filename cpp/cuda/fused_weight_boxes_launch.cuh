@@ -59,8 +59,8 @@ const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, 
   if (job.vectors == 0) return operand;
   using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
   void* const to = static_cast<unsigned char*>(workspace) + at;
-  launch_kernel("fused", fused_weight_pack_kernel<Bits>, launch, (job.vectors + kWeightPackThreads - 1) / kWeightPackThreads,
-                kWeightPackThreads, job, static_cast<const Bits*>(operand), static_cast<uint4*>(to));
+  launch_in_turn("fused", fused_weight_pack_kernel<Bits>, launch, (job.vectors + kWeightPackThreads - 1) / kWeightPackThreads,
+                 kWeightPackThreads, job, static_cast<const Bits*>(operand), static_cast<uint4*>(to));
   return to;
 }
 
@@ -79,7 +79,7 @@ void run_fused_weight_box_tile(const Launch& launch, const FusedWeightPlan& plan
   }
   const int bytes = plan.job.stages * plan.job.stage_bytes + kBoxAlignment;
   launch_grid("fused", fused_weight_box_kernel<Value, Tile, kReads, kSums>, launch,
-              Grid{plan.blocks, plan.threads, bytes, false, plan.sharers * plan.job.together.value}, plan.job, plan.boxes, x, y,
+              Grid{plan.blocks, plan.threads, bytes, true, plan.sharers * plan.job.together.value}, plan.job, plan.boxes, x, y,
               partial, row_partial);
 }
 

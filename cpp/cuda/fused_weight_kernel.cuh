@@ -286,6 +286,7 @@ __global__ void __launch_bounds__(Tile::kThreadsHere, Tile::kBlocks)
                         float* __restrict__ partial) {
   extern __shared__ uint4 memory[];
   __shared__ FusedWeightShared shared;
+  take_turn();
   const FusedWeightPlace place(job, Tile::kChannels, Tile::kWarps);
   const std::int64_t in_channel = std::int64_t(place.group) * job.in_channels + place.first_channel;
   const std::int64_t out_channel = std::int64_t(place.group) * job.out_channels;

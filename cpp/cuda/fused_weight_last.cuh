@@ -65,6 +65,7 @@ struct WeightLastJob {
   Divisor fold;                // output channels of w, of those that hold taps along w too
   std::int32_t atom_log;       // groups of 8 columns of an atom, the logarithm
   bool whole, paired;          // blocks store w; two neighbours at a time
+  bool is_followed;            // by the launch that adds parts up
   std::int64_t w_n, w_c, w_w;  // elements of w
   WeightLastAtom atom[kMostWeightAtoms];
 };
@@ -146,7 +147,8 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
                                      WeightLastBarriers& barriers, unsigned char* memory) {
   const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
   const std::uint32_t bytes = std::uint32_t(place.x_boxes * job.x_box + patches * job.y_box);
-  await_previous();  // which packs what is copied; who stores sums has waited for copies
+  await_previous();  // who stores sums waits for copies
+  if (job.is_followed) let_next_begin();  // beside these a launch that packs would make them take longer
   const SharedAddress of_barriers(&barriers), of_memory(memory);
   Ring ring(job.stages);
   for (std::uint32_t tile = place.begin; tile < place.end; ++tile, ring.next()) {

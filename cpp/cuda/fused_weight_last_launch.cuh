@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kSourceThreads)
                                   uint4* __restrict__ x_packed, const __grid_constant__ LastSourceJob y_job,
                                   const Bits* __restrict__ y, uint4* __restrict__ y_packed) {
   __shared__ uint4 memory[kSourceVectors];
-  let_next_begin();
+  take_turn();
   if (blockIdx.x < x_blocks) {
     pack_source(x_job, blockIdx.x, x, x_packed, memory);
   } else {
@@ -83,14 +83,13 @@ struct WeightLastSamples {
   const void* address() const { return to != nullptr ? static_cast<const void*>(to) : from; }
 };
 
-// What is packed, in one launch; whether anything is.
+// What is packed, in one launch.
 template <typename Value>
-bool pack_samples(const Launch& launch, const WeightLastSamples<Value>& x, const WeightLastSamples<Value>& y) {
+void pack_samples(const Launch& launch, const WeightLastSamples<Value>& x, const WeightLastSamples<Value>& y) {
   using Bits = typename WeightLastSamples<Value>::Bits;
-  if (x.blocks + y.blocks == 0) return false;
-  launch_kernel("fused", fused_weight_last_pack_kernel<Bits>, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job,
-                x.from, x.to, y.job, y.from, y.to);
-  return true;
+  if (x.blocks + y.blocks == 0) return;
+  launch_in_turn("fused", fused_weight_last_pack_kernel<Bits>, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job,
+                 x.from, x.to, y.job, y.from, y.to);
 }
 
 inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t number, std::int64_t samples, const void* address) {
@@ -100,9 +99,9 @@ inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t num
 }
 
 template <typename Value>
-void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, const WeightLastJob& job, bool overlaps, int config,
+void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, const WeightLastJob& job, int config,
                           const WeightLastMaps& maps, void* partial, Value* w) {
-  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, overlaps, job.cluster.value};
+  const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, true, job.cluster.value};
 #define UPFOLD_RUN(index, type, ...)                                                                            \
   if (config == index)                                                                                          \
     launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, job, maps, \
@@ -131,17 +130,18 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
   WeightLastJob job = plan.job;
   job.paired = job.paired && paired;
+  job.is_followed = plan.launches == 1 && !job.whole;
   for (std::int64_t number = 0; number < plan.launches; ++number) {
     const std::int64_t n = number * plan.batch, samples = std::min(plan.batch, batch - n);
     const WeightLastSamples<Value> x_part(plan.x, x + n * plan.x.sample, samples, x_packed);
     const WeightLastSamples<Value> y_part(plan.y, y + n * plan.y.sample, samples, y_packed);
-    const bool packs = pack_samples(launch, x_part, y_part);
+    pack_samples(launch, x_part, y_part);
     WeightLastMaps maps;
     maps.x = describe_samples(plan.x, 0, samples, x_part.address());
     for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
       maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part.address()) : maps.x;
     unsigned char* const partial = workspace + plan.partial_bytes / plan.launches * number;
-    run_weight_last_tile<Value>(launch, plan, job, packs, config, maps, partial, w);
+    run_weight_last_tile<Value>(launch, plan, job, config, maps, partial, w);
   }
   if (plan.job.whole) return;
   WeightLastSumJob sum = plan.sum;

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kWeightSumThreads, 3)
   const bool exists = piece < job.all_pieces && ic < job.in_channels;
   const float4* from[1] = {exists ? partial + weight_piece(job, std::int32_t(group), row, eight, tap) + lane : partial};
   float4 total[1] = {};
-  await_previous();  // the sums of all parts
+  take_turn();  // the sums of all parts
   add_weight_parts(job, own, from, total);
   const std::int32_t warp = std::int32_t(threadIdx.x) / 32, slot = warp & (own.slots - 1);
   if (own.slots > 1) {
@@ -176,7 +176,7 @@ UPFOLD_DEVICE void add_weight_pieces(const WeightLastSumJob& job, const WeightSu
       from[i] = exists[i] ? partial + weight_piece(job, block.group, block.row, own_eight, tap) + lane : partial;
       at[i] = (std::int32_t(eight) * 8 + lane % 4 * 2) * taps + in_taps;
     }
-    if (first == 0) await_previous();  // the sums of all parts
+    if (first == 0) take_turn();  // the sums of all parts
     add_weight_parts(job, own, from, totals);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {

@@ -83,7 +83,7 @@ void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int con
 #define UPFOLD_RUN(index, kReads, type, ...)                                                       \
   if (config == index && plan.reads == kReads)                                                     \
     launch_grid("fused", fused_weight_kernel<Value, FusedWeightTile<__VA_ARGS__>, kReads>, launch, \
-                Grid{plan.blocks, plan.threads, bytes}, plan.job, x, y, partial);
+                Grid{plan.blocks, plan.threads, bytes, true}, plan.job, x, y, partial);
   if constexpr (sizeof(Value) == 2) {
     UPFOLD_WEIGHT_TILES(UPFOLD_RUN, UPFOLD_WEIGHT_HALF_READS, Value)
   } else {

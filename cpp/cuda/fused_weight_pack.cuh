@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kWeightPackThreads)
                              uint4* __restrict__ to) {
   constexpr std::int32_t kVector = 16 / int(sizeof(Bits));
   const std::uint32_t number = blockIdx.x * kWeightPackThreads + threadIdx.x;
+  take_turn();
   if (number >= job.vectors) return;
   std::uint32_t row = number;
   const std::int32_t column = std::int32_t(take(job.row_vectors, row)) * kVector, left = job.width - column;

@@ -58,7 +58,7 @@ UPFOLD_DEVICE void sum_rows(const FusedWeightSumJob& job, std::uint32_t block, f
   const std::int64_t groups = (gridDim.x - job.weight_blocks) / job.channel_planes.value;
   const std::int64_t part_step = groups * planes * plane_rows * kChannels;
   const float* const own = rows + (std::int64_t(group) * planes + plane) * plane_rows * kChannels + channel;
-  await_previous();  // the rows of all parts
+  take_turn();  // the rows of all parts
   float sum = 0.0f;
   for (std::int32_t first = share; first < all; first += kShares * kInFlight) {
     float values[kInFlight];
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kSumThreads, 4)
   const std::int32_t most = (job.parts + (1 << job.share_log) - 1) >> job.share_log;  // of a share
   const std::int64_t step = (job.part_elements / 4) << job.share_log;
   float4 total[1] = {};
-  await_previous();  // the sums of all parts
+  take_turn();  // the sums of all parts
   add_parts(total, from, step, most, (most - 1 << job.share_log) + share < job.parts);
   const std::int32_t in_warp = job.share_log > 3 ? job.share_log - 3 : 0, slots = 1 << (job.share_log - in_warp);
   add_lanes(total[0], 1 << vector_log, 32);

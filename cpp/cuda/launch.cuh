@@ -129,6 +129,13 @@ void launch_grid(const char* name, void (*kernel)(Parameters...), const Launch& 
             .c_str());
 }
 
+// The same for a kernel that takes its turn (values.cuh).
+template <typename... Parameters>
+void launch_in_turn(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
+                    typename Exactly<Parameters>::Type... arguments) {
+  launch_grid(name, kernel, launch, Grid{blocks, threads, 0, true}, arguments...);
+}
+
 template <typename... Parameters>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), const Launch& launch, unsigned blocks, unsigned threads,
                    typename Exactly<Parameters>::Type... arguments) {

@@ -31,8 +31,8 @@ constexpr std::int64_t kMost = std::int64_t(1) << 30;  // pixels, vectors of a p
 
 template <typename Bits>
 void run_to_pixels(const Launch& launch, const ToPixelsPlan& plan, const void* from, void* to) {
-  launch_kernel("to_pixels", fused_last_source_kernel<Bits>, launch, plan.blocks, kSourceThreads,
-                source_at(plan.job, from, plan.samples), static_cast<const Bits*>(from), static_cast<uint4*>(to));
+  launch_in_turn("to_pixels", fused_last_source_kernel<Bits>, launch, plan.blocks, kSourceThreads,
+                 source_at(plan.job, from, plan.samples), static_cast<const Bits*>(from), static_cast<uint4*>(to));
 }
 
 }  // namespace

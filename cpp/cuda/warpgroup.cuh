@@ -284,6 +284,13 @@ UPFOLD_DEVICE void barrier_arrive_copied(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// What lies there is brought to the second-level cache, which all of the device reads and writes through: so that it may be asked
+// for before the kernels ahead, which may write it, have ended.
+UPFOLD_DEVICE void ask_for(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+// `bytes` of it, a multiple of 16.
+UPFOLD_DEVICE void ask_for_bulk(const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
 // `bytes`, a multiple of 16, from global to shared memory; they count for the barrier.
 UPFOLD_DEVICE void copy_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
