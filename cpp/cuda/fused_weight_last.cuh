@@ -147,7 +147,7 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
                                      WeightLastBarriers& barriers, unsigned char* memory) {
   const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
   const std::uint32_t bytes = std::uint32_t(place.x_boxes * job.x_box + patches * job.y_box);
-  await_previous();  // who stores sums waits for copies
+  await_previous();                       // who stores sums waits for copies
   if (job.is_followed) let_next_begin();  // beside these a launch that packs would make them take longer
   const SharedAddress of_barriers(&barriers), of_memory(memory);
   Ring ring(job.stages);
