@@ -284,8 +284,7 @@ UPFOLD_DEVICE void barrier_arrive_copied(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// What lies there is brought to the second-level cache, which all of the device reads and writes through: so that it may be asked
-// for before the kernels ahead, which may write it, have ended.
+// Asks the second-level cache for a line, also before the kernels ahead, which may write it, have ended: all goes through it.
 UPFOLD_DEVICE void ask_for(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 // `bytes` of it, a multiple of 16.
 UPFOLD_DEVICE void ask_for_bulk(const void* from, std::uint32_t bytes) {
