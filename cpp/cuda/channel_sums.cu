@@ -290,9 +290,8 @@ void run_sums(const Launch& launch, const ChannelSumsPlan& plan, const void* ten
                    unsigned(channels * plan.parts), kPlaneThreads, plan.planes, from, parts, sums);
   }
   if (plan.parts > 1) {
-    const Grid grid{unsigned(ceil_div(channels, kPartLanes)), kPartLanes * kPartShares, 0, true};
-    launch_grid("channel sums", add_channel_parts_kernel<Value>, launch, grid, std::int32_t(channels), std::int32_t(plan.parts),
-                parts, sums);
+    launch_in_turn("channel sums", add_channel_parts_kernel<Value>, launch, unsigned(ceil_div(channels, kPartLanes)),
+                   kPartLanes * kPartShares, std::int32_t(channels), std::int32_t(plan.parts), parts, sums);
   }
 }
 

@@ -291,9 +291,9 @@ void run(const Launch& launch, const Problem& p, const DepthwiseOperands& operan
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), partial);
   const std::int64_t elements = p.out_channels * kernel_taps(p);
   const LastSumJob sum{make_divisor(p.out_channels), make_divisor(p.kernel_w), job.problem.w, std::uint32_t(elements), job.parts};
-  const Grid grid{unsigned(ceil_div(elements, kDepthwiseThreads / kShares)), kDepthwiseThreads, 0, true};
-  launch_grid("depthwise", depthwise_last_weight_sum_kernel<Value>, launch, grid, sum, static_cast<const float*>(partial),
-              static_cast<Value*>(operands.w));
+  launch_in_turn("depthwise", depthwise_last_weight_sum_kernel<Value>, launch,
+                 unsigned(ceil_div(elements, kDepthwiseThreads / kShares)), kDepthwiseThreads, sum,
+                 static_cast<const float*>(partial), static_cast<Value*>(operands.w));
 }
 
 }  // namespace

@@ -286,9 +286,8 @@ Launchable weight_job(const Problem& p, Kind kind) {
 
 template <typename Value>
 void add_parts(const Launch& launch, const DepthwiseWeightJob& job, const DepthwiseOperands& operands) {
-  const Grid grid{unsigned(ceil_div(job.elements, kDepthwiseThreads)), kDepthwiseThreads, 0, true};
-  launch_grid("depthwise", depthwise_weight_sum_kernel<Value>, launch, grid, job, static_cast<const float*>(operands.workspace),
-              static_cast<Value*>(operands.w));
+  launch_in_turn("depthwise", depthwise_weight_sum_kernel<Value>, launch, unsigned(ceil_div(job.elements, kDepthwiseThreads)),
+                 kDepthwiseThreads, job, static_cast<const float*>(operands.workspace), static_cast<Value*>(operands.w));
 }
 
 template <typename Value>

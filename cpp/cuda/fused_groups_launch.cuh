@@ -42,8 +42,8 @@ void run_groups_weight(const Launch& launch, const GroupsPlan& plan, const Group
   const auto partial = static_cast<float4*>(operands.workspace);
   launch_grid("fused", fused_groups_weight_kernel<Tile>, launch, Grid{plan.blocks, kGroupsThreads, plan.shared_bytes, true}, job,
               static_cast<const Value*>(operands.x), static_cast<const Value*>(operands.y), partial);
-  launch_grid("fused", fused_groups_sum_kernel<Tile>, launch, Grid{plan.sum_blocks, 32 * kSumWarps, 0, true}, job, partial,
-              static_cast<Value*>(const_cast<void*>(operands.w)));
+  launch_in_turn("fused", fused_groups_sum_kernel<Tile>, launch, plan.sum_blocks, 32 * kSumWarps, job, partial,
+                 static_cast<Value*>(const_cast<void*>(operands.w)));
 }
 
 template <typename Value>

@@ -100,8 +100,8 @@ void run_input_tile(const Launch& launch, const InputPlan& plan, const FusedInpu
               y, packed, x, partial);
   if (plan.blocks == job.whole || job.clustered) return;
   const unsigned split_tiles = (plan.blocks - job.whole) / job.splits.value;
-  launch_grid("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
-              Grid{split_tiles * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, 0, true}, job, partial, x);
+  launch_in_turn("fused", fused_input_reduce_kernel<Value, InputShape<Tile::kM, Tile::kN8>>, launch,
+                 split_tiles * unsigned(Tile::kM * Tile::kN8), Tile::kThreads, job, partial, x);
 }
 
 #define UPFOLD_RUN_INPUT(index, Value, ...) \

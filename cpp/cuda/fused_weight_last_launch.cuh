@@ -149,8 +149,7 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   const auto kernel = !sum.tap_order      ? fused_weight_last_rows_kernel<Value>
                       : sum.share_log > 0 ? fused_weight_last_sum_kernel<Value, true>
                                           : fused_weight_last_sum_kernel<Value, false>;
-  launch_grid("fused", kernel, launch, Grid{plan.sum_blocks, kWeightSumThreads, 0, true}, sum,
-              reinterpret_cast<const float4*>(workspace), w);
+  launch_in_turn("fused", kernel, launch, plan.sum_blocks, kWeightSumThreads, sum, reinterpret_cast<const float4*>(workspace), w);
 }
 
 // Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.

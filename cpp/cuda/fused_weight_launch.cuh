@@ -92,9 +92,9 @@ void run_fused_weight(const Launch& launch, const FusedWeightPlan& plan, int con
 #undef UPFOLD_RUN
   if (plan.boxes.width > 0) run_fused_weight_boxes<Value>(launch, plan, config, operands);
   const unsigned bias_blocks = operands.bias != nullptr ? plan.sum.channel_planes.value * plan.job.groups.value : 0;
-  launch_grid("fused", fused_weight_sum_kernel<Value>, launch, Grid{plan.sum_blocks + bias_blocks, kSumThreads, 0, true},
-              plan.sum, partial, static_cast<Value*>(const_cast<void*>(operands.w)),
-              partial + plan.row_sums_at / std::int64_t(sizeof(float)), static_cast<Value*>(const_cast<void*>(operands.bias)));
+  launch_in_turn("fused", fused_weight_sum_kernel<Value>, launch, plan.sum_blocks + bias_blocks, kSumThreads, plan.sum, partial,
+                 static_cast<Value*>(const_cast<void*>(operands.w)), partial + plan.row_sums_at / std::int64_t(sizeof(float)),
+                 static_cast<Value*>(const_cast<void*>(operands.bias)));
 }
 
 }  // namespace upfold::cuda

@@ -108,7 +108,8 @@ UPFOLD_DEVICE void await_previous() {
 }
 // From here on such a kernel behind this one may begin, when every block has come so far or has ended. A kernel that is itself
 // begun early says so only when it has waited (take_turn), so that never more than one waits behind the one that works, and what
-// the first of a call's launches waited for has ended before the second begins.
+// the first of a call's launches waited for has ended before the second begins. Only copies beside one another (to_planes.cu)
+// wait at their end: all of what follows them waits for them.
 UPFOLD_DEVICE void let_next_begin() {
 #if __CUDA_ARCH__ >= 900 && CUDART_VERSION >= 12030
   cudaTriggerProgrammaticLaunchCompletion();
