@@ -250,6 +250,7 @@ struct alignas(64) LastJob {
   bool eights;
   std::int8_t joins, vector;
   std::int8_t sharers;               // blocks of a cluster that share the weights of their tiles, of other positions: one or two
+  bool follows_packing;              // a launch of the same call is right ahead, which has waited for what is ahead of that
   std::int64_t y_n, y_c, y_axis[3];  // of the result
   LastRuns runs;
   Activation activation;

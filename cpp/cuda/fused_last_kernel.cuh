@@ -230,13 +230,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   hide(first_barrier), hide(first_byte);
   const LastWork<Value, Tile, kPlanes, kWeights> block{{{job, barriers, first, first_barrier, first_byte}}};
   block.make_barriers();
-  // A launch that packs, begun beside warpgroups that alternate, makes these take longer (3 to 6 % of the dense seeds).
-  if constexpr (Tile::kAlternates && kWeights == LastWeights::kPacked) {
-    await_previous();
-  } else {
-    take_turn();
+  // Behind a launch that packs only those who copy wait for it: phases without taps are stored beside it.
+  const bool copies = threadIdx.x >= 32 * Tile::kWarps;
+  if (copies || !job.follows_packing) {
+    // A launch that packs, begun beside warpgroups that alternate, makes these take longer (3 to 6 % of the dense seeds).
+    if constexpr (Tile::kAlternates && kWeights == LastWeights::kPacked) {
+      await_previous();
+    } else {
+      take_turn();
+    }
   }
-  if (threadIdx.x >= 32 * Tile::kWarps) {
+  if (copies) {
     if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
     if constexpr (Tile::kTransposes) {
       const LastTransposer<Value, Tile, kWeights> transposer{{job, barriers, first, first_barrier, first_byte}};

@@ -306,6 +306,7 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
       job.runs.channels > 0 ? job.tiles += slabs : job.sharers = 1;
     }
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
+    job.follows_packing = plan.source_bytes > 0 || (n == 0 && packs);
     part.source = describe_boxes(
         plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, n == 0 && packs));
     if ((config >= kFirstAlternating && config < kFirstExact) || config >= kFirstOfThree) {
