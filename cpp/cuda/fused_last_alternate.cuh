@@ -7,9 +7,6 @@
 namespace upfold::cuda {
 namespace {
 
-// Bytes of runs that are stored as vectors whatever they begin at, and of units that such vectors are faster than.
-constexpr std::int64_t kLeastShiftedRun = 256, kMostShiftedUnit = 2;
-
 class LastAlternator : protected LastCutter {
  protected:
   using LastCutter::LastCutter;
@@ -145,7 +142,7 @@ class LastAlternator : protected LastCutter {
       job.kept = std::int32_t(tile_.planes ? 64 : best_.box[0] * best_.box[1] * best_.box[2] * best_.samples);
       job.run_results = make_divisor(run), job.run_positions = std::int32_t(run_positions(best_));
       job.plane_runs = has_plane_runs(best_), job.unit = std::int8_t(unit_of_runs(best_, 16));
-      job.shifted = job.unit <= kMostShiftedUnit && run * element_ % 16 == 0 && run * element_ >= kLeastShiftedRun;
+      job.shifted = is_narrow(job.unit) && shifts(run);
       return;
     }
     std::int64_t run = std::min<std::int64_t>(best_.box[2], 128 / pixel);

@@ -17,6 +17,10 @@ constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps; an e
 // Sectors that runs of results which begin or end within one take beside their own, in times of theirs (H200: rows of 518 bytes
 // in runs of 64 took 182 us and of 512 aligned ones 49).
 constexpr double kCutSectors = 3.0;
+// Vectors of a run that is stored by vectors whatever it begins at, at the least, in times of a vector's values: a lane has one
+// of those at its ends. And how many times as long results are stored one by one.
+constexpr std::int64_t kLeastShiftedVectors = 2;
+constexpr double kOneByOne = 2.0;
 constexpr std::int64_t kLeastSlices = 2;  // of planes that are transposed
 
 class LastCutter : protected LastLayout {
@@ -239,9 +243,17 @@ class LastCutter : protected LastLayout {
   // Runs that begin or end within a sector: others write the rest of it.
   double loose_cycles(const Cut& cut, double tiles) const {
     const std::int64_t run = run_results(cut) * element_;
-    const double slow = unit_of_runs(cut, kSector) == kSector ? 1.0 : 1.0 + kCutSectors * double(kSector) / double(run);
+    double slow = unit_of_runs(cut, kSector) == kSector ? 1.0 : 1.0 + kCutSectors * double(kSector) / double(run);
+    if (is_narrow(unit_of_runs(cut, kSector)) && !shifts(run_results(cut))) slow *= kOneByOne;
     const double positions = double(p_.batch * positions_[0] * positions_[1] * positions_[2]) / tiles;  // that there are
     return slow * positions * double(tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
+  }
+  // Whether units of so many bytes are stored one by one (floats have none of eight), by tiles that know a way of vectors too.
+  bool is_narrow(std::int64_t unit) const { return !tile_.planes && (element_ == 2 ? unit == 2 : unit < 16 && tile_.phases > 1); }
+  // Whether runs of so many results can be stored by vectors whatever they begin at.
+  bool shifts(std::int64_t results) const {
+    const std::int64_t vector = 16 / element_;
+    return results % vector == 0 && results / vector >= kLeastShiftedVectors * vector;
   }
   // The largest unit, of a power of two of bytes up to `most`, at multiples of which runs begin and end, and tiles' lines too.
   std::int64_t unit_of_runs(const Cut& cut, std::int64_t most) const {

@@ -24,6 +24,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   static constexpr int kResults = Tile::kRows * Tile::kPhases, kPitch = kResults * kSize + 16;
   static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases* kSize, kSize, true);
   static constexpr int kStaged = Base::kBuffers * kPartBytes;
+  static constexpr bool kShifts = !Tile::kFromPlanes && (kSize == 2 || Tile::kPhases > 1);
   static_assert(kPitch * kColumns <= kPartBytes && kResults % kOfVector == 0, "lines of all channels, of whole vectors");
 
   // Lanes hold what they do in LastPlanesStore::write_apart.
@@ -50,6 +51,27 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       }
     }
   }
+  // The same of three phases of 16-bit values, whose pixels have no whole words: of two lanes with neighbouring pixels one takes
+  // the first channel of both, the other the second.
+  __device__ __forceinline__ void write_threes(const Sums& sums, unsigned char* to) const {
+    const std::int32_t warp = std::int32_t(threadIdx.x) / 32 % 4, channel = lane() % 4 * 2 + lane() / 4 % 2;
+    const bool second = lane() & 4;
+    unsigned char* const own = to + byte_of(warp * 16 + lane() / 8 * 2) + channel * kPitch;
+#pragma unroll
+    for (int i = 0; i < Tile::kM * kEights * 2; ++i) {
+      const int m = i / 2 / kEights, eight = i / 2 % kEights, half = i % 2;
+      const auto pair = [&](int phase, int of, int next, int of_next) {
+        return Pair<Value>::narrow(sums[m][phase][eight][half * 2 + of], sums[m][next][eight][half * 2 + of_next]);
+      };
+      const std::uint32_t first = pair(0, 0, 1, 0), other = pair(0, 1, 1, 1), thirds = pair(2, 0, 2, 1);
+      const std::uint32_t got = __shfl_xor_sync(~0u, second ? first : other, 4), got_thirds = __shfl_xor_sync(~0u, thirds, 4);
+      const std::uint32_t low = second ? got : first, high = second ? other : got;  // phases 0 and 1 of either pixel
+      const std::uint32_t low_thirds = second ? got_thirds : thirds, high_thirds = second ? thirds : got_thirds;
+      std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(own + (m * 64 + half * 8) * kPixelBytes + eight * 8 * kPitch);
+      words[0] = low, words[1] = __byte_perm(low_thirds, high, second ? 0x5432 : 0x5410);
+      words[2] = __byte_perm(high, high_thirds, second ? 0x7632 : 0x5432);
+    }
+  }
   template <int kPart>
   __device__ __forceinline__ void write_neighbours(const Sums& sums, unsigned char* to) const {
     unsigned char* const own = to + Base::own_pixel() * kPixelBytes;
@@ -64,6 +86,9 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   __device__ __forceinline__ void write(const Sums& sums, unsigned char* to) const {
     if constexpr (Base::kNeighbours) {
       write_neighbours<kPart>(sums, to);
+    } else if constexpr (kSize == 2 && kRowPhases == 3) {
+      static_assert(kParts == 1 && kPhaseRows == 1, "all channels at once, one row of phases");
+      write_threes(sums, to);
     } else {
       write_apart<kPart>(sums, to);
     }
@@ -159,7 +184,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     }
   }
 
-  // Runs of 16-bit values that begin at any: a lane has the aligned vector of y behind as many of its own of the line as the
+  // Runs that begin at any value: a lane has the aligned vector of y behind as many of its own of the line as the
   // run's first one is short of, and one of the values that are left at both ends.
   __device__ __forceinline__ void copy_shifted(const unsigned char* lines, Value* y, std::int32_t part) const {
     using Share = Shares<kOfVector>;
@@ -183,7 +208,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       from += Share::kAtOnce * kPitch, to += Share::kAtOnce * job.y_c;
     }
   }
-  // Sixteen bytes, so many (an even number) behind an aligned address.
+  // Sixteen bytes, so many (of whole values) behind an aligned address.
   static __device__ __forceinline__ uint4 vector_behind(const unsigned char* from, std::int32_t bytes) {
     const uint4 low = *reinterpret_cast<const uint4*>(from), high = *reinterpret_cast<const uint4*>(from + 16);
     const bool two = bytes & 8, one = bytes & 4;
@@ -193,14 +218,16 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     for (int i = 0; i < 6; ++i) moved[i] = two ? words[i + 2] : words[i];
 #pragma unroll
     for (int i = 0; i < 5; ++i) own[i] = one ? moved[i + 1] : moved[i];
+    if constexpr (kSize == 2) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
+      for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
+    }
     return {own[0], own[1], own[2], own[3]};
   }
 
   // Rows whose source lies in planes of whole vectors begin at four bytes.
   __device__ __forceinline__ void copy_out(const unsigned char* lines, Value* y, std::int32_t part) const {
-    if constexpr (kSize == 2 && !Tile::kFromPlanes) {
+    if constexpr (kShifts) {
       if (job.shifted) return copy_shifted(lines, y, part);
     }
     if (job.unit == 16) return copy_units<uint4>(lines, y, part);

@@ -39,9 +39,8 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
         const std::uint32_t other = __shfl_xor_sync(~0u, own, 4);
         words[word] = lane() & 4 ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
       } else if constexpr (sizeof(Value) == 2) {
-        const int next = 2 * word + 1 < kRowPhases ? 2 * word + 1 : 2 * word;
         words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][phase + 2 * word][eight][of]),
-                                          Base::template end<kRelu>(sums[m][phase + next][eight][of]));
+                                          Base::template end<kRelu>(sums[m][phase + 2 * word + 1][eight][of]));
       } else {
         float v = Base::template end<kRelu>(sums[m][phase + word][eight][of]);
         pin(v);  // else the compiler stores sums while it takes others of them for unfinished, and lets no products overlap
@@ -51,14 +50,9 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
   }
   static __device__ __forceinline__ void put(unsigned char* to, const std::uint32_t (&words)[kWords]) {
     if constexpr (kRowPhases == 3) {
+      static_assert(sizeof(Value) == 4, "others write two pixels together");
 #pragma unroll
-      for (int phase = 0; phase < 3; ++phase) {
-        if constexpr (sizeof(Value) == 2) {
-          *reinterpret_cast<std::uint16_t*>(to + 2 * phase) = std::uint16_t(words[phase / 2] >> phase % 2 * 16);
-        } else {
-          *reinterpret_cast<std::uint32_t*>(to + 4 * phase) = words[phase];
-        }
-      }
+      for (int phase = 0; phase < 3; ++phase) *reinterpret_cast<std::uint32_t*>(to + 4 * phase) = words[phase];
     } else if constexpr (kWords == 4) {
       *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
     } else if constexpr (kWords == 2) {
