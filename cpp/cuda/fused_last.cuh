@@ -223,7 +223,7 @@ struct alignas(64) LastJob {
   std::int32_t stage_pairs, stages;
   bool in_turn;  // patches have as many pairs of each phase, which take turns, and stages of weights one of each
   bool whole;    // where warpgroups alternate: a set has one patch, all phases a tap at the same shift, in the order of phases
-  // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or, of narrower ones
+  // There: results in planes that are no boxes are stored by lanes, as aligned units of so many bytes, or, of 16-bit values
   // (`shifted`), as aligned vectors with what is left of a run at both ends. A run is of results that lie together in a line of a
   // channel and in y: of a row of a tile, or of all rows of its plane where these follow one another (`plane_runs`).
   bool loose, shifted, plane_runs;

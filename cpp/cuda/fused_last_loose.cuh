@@ -24,7 +24,11 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   static constexpr int kResults = Tile::kRows * Tile::kPhases, kPitch = kResults * kSize + 16;
   static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases* kSize, kSize, true);
   static constexpr int kStaged = Base::kBuffers * kPartBytes;
-  static constexpr bool kShifts = !Tile::kFromPlanes && (kSize == 2 || Tile::kPhases > 1);
+  static constexpr bool kShifts = !Tile::kFromPlanes && kSize == 2;
+  // Some sets may have no taps. All results of a channel are then its bias, of which there is one vector in place of a line.
+  static constexpr bool kFills = !Tile::kFromPlanes && !Tile::kWhole && Tile::kPhases > 1;
+  template <bool kFill>
+  static constexpr int kPitchOf = kFill ? 16 : kPitch;
   static_assert(kPitch * kColumns <= kPartBytes && kResults % kOfVector == 0, "lines of all channels, of whole vectors");
 
   // Lanes hold what they do in LastPlanesStore::write_apart.
@@ -150,7 +154,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 
   // Units of which each lies in a run, in whole. Planes are whole units apart: by steps of values the compiler would not know
   // that stores are aligned, and make one for every four bytes.
-  template <typename Unit>
+  template <typename Unit, bool kFill>
   __device__ __forceinline__ void copy_units(const unsigned char* lines, Value* y, std::int32_t part) const {
     constexpr int kOf = int(sizeof(Unit)) / kSize;
     using Share = Shares<kOf>;
@@ -165,7 +169,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       const LastRun run = run_of(unit * kOf);
       exists[i] = run.first + kOf <= run.length;
       to[i] = reinterpret_cast<Unit*>(first_plane(y, part) + (run.offset + run.first)) + first * plane;
-      from[i] = lines + first * kPitch + inside * int(sizeof(Unit));
+      from[i] = lines + first * kPitchOf<kFill> + (kFill ? 0 : inside * int(sizeof(Unit)));
     }
 #pragma unroll 1
     for (std::int32_t channel = first; channel < channels; channel += Share::kAtOnce * Share::kSteps) {
@@ -173,19 +177,20 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 #pragma unroll
       for (int i = 0; i < Share::kEach * Share::kSteps; ++i)
         units[i / Share::kSteps][i % Share::kSteps] =
-            *reinterpret_cast<const Unit*>(from[i / Share::kSteps] + i % Share::kSteps * Share::kAtOnce * kPitch);
+            *reinterpret_cast<const Unit*>(from[i / Share::kSteps] + i % Share::kSteps * Share::kAtOnce * kPitchOf<kFill>);
 #pragma unroll
       for (int i = 0; i < Share::kEach; ++i) {
 #pragma unroll
         for (int step = 0; step < Share::kSteps; ++step, to[i] += Share::kAtOnce * plane)
           if (exists[i] && (Share::kExact || channel + step * Share::kAtOnce < channels)) *to[i] = units[i][step];
-        from[i] += Share::kSteps * Share::kAtOnce * kPitch;
+        from[i] += Share::kSteps * Share::kAtOnce * kPitchOf<kFill>;
       }
     }
   }
 
-  // Runs that begin at any value: a lane has the aligned vector of y behind as many of its own of the line as the
+  // Runs of 16-bit values that begin at any: a lane has the aligned vector of y behind as many of its own of the line as the
   // run's first one is short of, and one of the values that are left at both ends.
+  template <bool kFill>
   __device__ __forceinline__ void copy_shifted(const unsigned char* lines, Value* y, std::int32_t part) const {
     using Share = Shares<kOfVector>;
     static_assert(Share::kEach == 1, "one vector of a thread");
@@ -193,7 +198,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     const LastRun run = run_of(Share::unit() * kOfVector);
     if (run.length == 0) return;
     Value* to = first_plane(y, part) + (run.offset + first * job.y_c);
-    const unsigned char* from = lines + first * kPitch + Share::unit() * 16;
+    const unsigned char* from = lines + first * kPitchOf<kFill> + (kFill ? 0 : Share::unit() * 16);
     const std::int32_t number = run.first / kOfVector, behind = run.length - run.first - kOfVector;
     const bool ahead = number < kOfVector, has_edge = number < 2 * kOfVector;
 #pragma unroll 2
@@ -202,13 +207,18 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       const std::int32_t head = std::int32_t(0 - address / kSize) & (kOfVector - 1);
       const std::int32_t whole = run.length > head ? run.length - head : 0, tail = run.length - whole % kOfVector;
       const std::int32_t edge = ahead ? number : tail + number - kOfVector, end = ahead && head < run.length ? head : run.length;
-      const uint4 vector = vector_behind(from, head * kSize);
+      uint4 vector;
+      if constexpr (kFill) {
+        vector = *reinterpret_cast<const uint4*>(from);
+      } else {
+        vector = vector_behind(from, head * kSize);
+      }
       if (head <= behind) reinterpret_cast<uint4*>((address + 15) / 16 * 16)[number] = vector;
-      if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[edge - run.first];
-      from += Share::kAtOnce * kPitch, to += Share::kAtOnce * job.y_c;
+      if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[kFill ? 0 : edge - run.first];
+      from += Share::kAtOnce * kPitchOf<kFill>, to += Share::kAtOnce * job.y_c;
     }
   }
-  // Sixteen bytes, so many (of whole values) behind an aligned address.
+  // Sixteen bytes, so many (an even number) behind an aligned address.
   static __device__ __forceinline__ uint4 vector_behind(const unsigned char* from, std::int32_t bytes) {
     const uint4 low = *reinterpret_cast<const uint4*>(from), high = *reinterpret_cast<const uint4*>(from + 16);
     const bool two = bytes & 8, one = bytes & 4;
@@ -218,24 +228,23 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     for (int i = 0; i < 6; ++i) moved[i] = two ? words[i + 2] : words[i];
 #pragma unroll
     for (int i = 0; i < 5; ++i) own[i] = one ? moved[i + 1] : moved[i];
-    if constexpr (kSize == 2) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
-    }
+    for (int i = 0; i < 4; ++i) own[i] = __funnelshift_r(own[i], own[i + 1], std::uint32_t(bytes & 2) * 8);
     return {own[0], own[1], own[2], own[3]};
   }
 
   // Rows whose source lies in planes of whole vectors begin at four bytes.
+  template <bool kFill>
   __device__ __forceinline__ void copy_out(const unsigned char* lines, Value* y, std::int32_t part) const {
     if constexpr (kShifts) {
-      if (job.shifted) return copy_shifted(lines, y, part);
+      if (job.shifted) return copy_shifted<kFill>(lines, y, part);
     }
-    if (job.unit == 16) return copy_units<uint4>(lines, y, part);
+    if (job.unit == 16) return copy_units<uint4, kFill>(lines, y, part);
     if constexpr (kSize == 4 || Tile::kFromPlanes) {
-      copy_units<std::uint32_t>(lines, y, part);
+      copy_units<std::uint32_t, kFill>(lines, y, part);
     } else {
-      if (job.unit == 8) return copy_units<uint2>(lines, y, part);
-      job.unit == 4 ? copy_units<std::uint32_t>(lines, y, part) : copy_units<std::uint16_t>(lines, y, part);
+      if (job.unit == 8) return copy_units<uint2, kFill>(lines, y, part);
+      job.unit == 4 ? copy_units<std::uint32_t, kFill>(lines, y, part) : copy_units<std::uint16_t, kFill>(lines, y, part);
     }
   }
 
@@ -246,13 +255,34 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       if (Base::kBuffers == 1) meet_warpgroup();  // the part before has been read
       write<kPart>(sums, lines);
       meet_warpgroup();  // the part is written, and of two buffers the other one read
-      copy_out(lines, y, kPart);
+      copy_out<false>(lines, y, kPart);
       store_parts<kPart + 1>(sums, y);
     }
   }
 
+  // Of a set without taps: four lanes have the bias of all channels.
+  __device__ __forceinline__ void fill(const Sums& sums, Value* y) const {
+    static_assert(Tile::kColumns * 16 <= kPartBytes, "a vector of each channel");
+    meet_warpgroup();  // what was staged before has been read
+    if (threadIdx.x % 128 < 4) {
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kSub8; ++i) {
+        const float v = sums[0][0][i / 2][i % 2];
+        const std::uint32_t word = kSize == 4 ? __float_as_uint(v) : Pair<Value>::narrow(v, v);
+        reinterpret_cast<uint4*>(staging)[i / 2 * 8 + lane() * 2 + i % 2] = {word, word, word, word};
+      }
+    }
+    meet_warpgroup();
+#pragma unroll 1
+    for (std::int32_t part = 0; part < kParts; ++part) copy_out<true>(staging + part * kColumns * 16, y, part);
+    meet_warpgroup();  // the next tile may begin with what has been read here
+  }
+
   __device__ __forceinline__ void run(Sums& sums, Value* y) const {
     this->finish_all(sums);
+    if constexpr (kFills) {
+      if (job.first_patch[place.set] == job.first_patch[place.set + 1]) return fill(sums, y);
+    }
     store_parts<0>(sums, y);
   }
 };
