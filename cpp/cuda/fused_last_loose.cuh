@@ -268,7 +268,8 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kSub8; ++i) {
         const float v = sums[0][0][i / 2][i % 2];
-        const std::uint32_t word = kSize == 4 ? __float_as_uint(v) : Pair<Value>::narrow(v, v);
+        std::uint32_t word = __float_as_uint(v);
+        if constexpr (kSize == 2) word = Pair<Value>::narrow(v, v);
         reinterpret_cast<uint4*>(staging)[i / 2 * 8 + lane() * 2 + i % 2] = {word, word, word, word};
       }
     }
