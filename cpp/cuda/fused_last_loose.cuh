@@ -24,11 +24,6 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   static constexpr int kResults = Tile::kRows * Tile::kPhases, kPitch = kResults * kSize + 16;
   static constexpr int kPartBytes = last_planes_part_bytes(Tile::kRows, Tile::kColumns, Tile::kPhases* kSize, kSize, true);
   static constexpr int kStaged = Base::kBuffers * kPartBytes;
-  static constexpr bool kShifts = !Tile::kFromPlanes && kSize == 2;
-  // Some sets may have no taps. All results of a channel are then its bias, of which there is one vector in place of a line.
-  static constexpr bool kFills = !Tile::kFromPlanes && !Tile::kWhole && Tile::kPhases > 1;
-  template <bool kFill>
-  static constexpr int kPitchOf = kFill ? 16 : kPitch;
   static_assert(kPitch * kColumns <= kPartBytes && kResults % kOfVector == 0, "lines of all channels, of whole vectors");
 
   // Lanes hold what they do in LastPlanesStore::write_apart.
@@ -154,7 +149,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 
   // Units of which each lies in a run, in whole. Planes are whole units apart: by steps of values the compiler would not know
   // that stores are aligned, and make one for every four bytes.
-  template <typename Unit, bool kFill>
+  template <typename Unit>
   __device__ __forceinline__ void copy_units(const unsigned char* lines, Value* y, std::int32_t part) const {
     constexpr int kOf = int(sizeof(Unit)) / kSize;
     using Share = Shares<kOf>;
@@ -169,7 +164,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       const LastRun run = run_of(unit * kOf);
       exists[i] = run.first + kOf <= run.length;
       to[i] = reinterpret_cast<Unit*>(first_plane(y, part) + (run.offset + run.first)) + first * plane;
-      from[i] = lines + first * kPitchOf<kFill> + (kFill ? 0 : inside * int(sizeof(Unit)));
+      from[i] = lines + first * kPitch + inside * int(sizeof(Unit));
     }
 #pragma unroll 1
     for (std::int32_t channel = first; channel < channels; channel += Share::kAtOnce * Share::kSteps) {
@@ -177,20 +172,19 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
 #pragma unroll
       for (int i = 0; i < Share::kEach * Share::kSteps; ++i)
         units[i / Share::kSteps][i % Share::kSteps] =
-            *reinterpret_cast<const Unit*>(from[i / Share::kSteps] + i % Share::kSteps * Share::kAtOnce * kPitchOf<kFill>);
+            *reinterpret_cast<const Unit*>(from[i / Share::kSteps] + i % Share::kSteps * Share::kAtOnce * kPitch);
 #pragma unroll
       for (int i = 0; i < Share::kEach; ++i) {
 #pragma unroll
         for (int step = 0; step < Share::kSteps; ++step, to[i] += Share::kAtOnce * plane)
           if (exists[i] && (Share::kExact || channel + step * Share::kAtOnce < channels)) *to[i] = units[i][step];
-        from[i] += Share::kSteps * Share::kAtOnce * kPitchOf<kFill>;
+        from[i] += Share::kSteps * Share::kAtOnce * kPitch;
       }
     }
   }
 
   // Runs of 16-bit values that begin at any: a lane has the aligned vector of y behind as many of its own of the line as the
   // run's first one is short of, and one of the values that are left at both ends.
-  template <bool kFill>
   __device__ __forceinline__ void copy_shifted(const unsigned char* lines, Value* y, std::int32_t part) const {
     using Share = Shares<kOfVector>;
     static_assert(Share::kEach == 1, "one vector of a thread");
@@ -198,7 +192,7 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
     const LastRun run = run_of(Share::unit() * kOfVector);
     if (run.length == 0) return;
     Value* to = first_plane(y, part) + (run.offset + first * job.y_c);
-    const unsigned char* from = lines + first * kPitchOf<kFill> + (kFill ? 0 : Share::unit() * 16);
+    const unsigned char* from = lines + first * kPitch + Share::unit() * 16;
     const std::int32_t number = run.first / kOfVector, behind = run.length - run.first - kOfVector;
     const bool ahead = number < kOfVector, has_edge = number < 2 * kOfVector;
 #pragma unroll 2
@@ -207,15 +201,10 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       const std::int32_t head = std::int32_t(0 - address / kSize) & (kOfVector - 1);
       const std::int32_t whole = run.length > head ? run.length - head : 0, tail = run.length - whole % kOfVector;
       const std::int32_t edge = ahead ? number : tail + number - kOfVector, end = ahead && head < run.length ? head : run.length;
-      uint4 vector;
-      if constexpr (kFill) {
-        vector = *reinterpret_cast<const uint4*>(from);
-      } else {
-        vector = vector_behind(from, head * kSize);
-      }
+      const uint4 vector = vector_behind(from, head * kSize);
       if (head <= behind) reinterpret_cast<uint4*>((address + 15) / 16 * 16)[number] = vector;
-      if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[kFill ? 0 : edge - run.first];
-      from += Share::kAtOnce * kPitchOf<kFill>, to += Share::kAtOnce * job.y_c;
+      if (has_edge && edge < end) to[edge] = reinterpret_cast<const Value*>(from)[edge - run.first];
+      from += Share::kAtOnce * kPitch, to += Share::kAtOnce * job.y_c;
     }
   }
   // Sixteen bytes, so many (an even number) behind an aligned address.
@@ -234,17 +223,16 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
   }
 
   // Rows whose source lies in planes of whole vectors begin at four bytes.
-  template <bool kFill>
   __device__ __forceinline__ void copy_out(const unsigned char* lines, Value* y, std::int32_t part) const {
-    if constexpr (kShifts) {
-      if (job.shifted) return copy_shifted<kFill>(lines, y, part);
+    if constexpr (kSize == 2 && !Tile::kFromPlanes) {
+      if (job.shifted) return copy_shifted(lines, y, part);
     }
-    if (job.unit == 16) return copy_units<uint4, kFill>(lines, y, part);
+    if (job.unit == 16) return copy_units<uint4>(lines, y, part);
     if constexpr (kSize == 4 || Tile::kFromPlanes) {
-      copy_units<std::uint32_t, kFill>(lines, y, part);
+      copy_units<std::uint32_t>(lines, y, part);
     } else {
-      if (job.unit == 8) return copy_units<uint2, kFill>(lines, y, part);
-      job.unit == 4 ? copy_units<std::uint32_t, kFill>(lines, y, part) : copy_units<std::uint16_t, kFill>(lines, y, part);
+      if (job.unit == 8) return copy_units<uint2>(lines, y, part);
+      job.unit == 4 ? copy_units<std::uint32_t>(lines, y, part) : copy_units<std::uint16_t>(lines, y, part);
     }
   }
 
@@ -255,35 +243,13 @@ struct LastLooseStore : LastPlanesValues<Value, Tile> {
       if (Base::kBuffers == 1) meet_warpgroup();  // the part before has been read
       write<kPart>(sums, lines);
       meet_warpgroup();  // the part is written, and of two buffers the other one read
-      copy_out<false>(lines, y, kPart);
+      copy_out(lines, y, kPart);
       store_parts<kPart + 1>(sums, y);
     }
   }
 
-  // Of a set without taps: four lanes have the bias of all channels.
-  __device__ __forceinline__ void fill(const Sums& sums, Value* y) const {
-    static_assert(Tile::kColumns * 16 <= kPartBytes, "a vector of each channel");
-    meet_warpgroup();  // what was staged before has been read
-    if (threadIdx.x % 128 < 4) {
-#pragma unroll
-      for (int i = 0; i < 2 * Tile::kSub8; ++i) {
-        const float v = sums[0][0][i / 2][i % 2];
-        std::uint32_t word = __float_as_uint(v);
-        if constexpr (kSize == 2) word = Pair<Value>::narrow(v, v);
-        reinterpret_cast<uint4*>(staging)[i / 2 * 8 + lane() * 2 + i % 2] = {word, word, word, word};
-      }
-    }
-    meet_warpgroup();
-#pragma unroll 1
-    for (std::int32_t part = 0; part < kParts; ++part) copy_out<true>(staging + part * kColumns * 16, y, part);
-    meet_warpgroup();  // the next tile may begin with what has been read here
-  }
-
   __device__ __forceinline__ void run(Sums& sums, Value* y) const {
     this->finish_all(sums);
-    if constexpr (kFills) {
-      if (job.first_patch[place.set] == job.first_patch[place.set + 1]) return fill(sums, y);
-    }
     store_parts<0>(sums, y);
   }
 };
