@@ -17,9 +17,10 @@ constexpr double kTransposedBytesPerCycle = 20.0;  // to patches, by warps; an e
 // Sectors that runs of results which begin or end within one take beside their own, in times of theirs (H200: rows of 518 bytes
 // in runs of 64 took 182 us and of 512 aligned ones 49).
 constexpr double kCutSectors = 3.0;
-// Vectors of a run that is stored by vectors whatever it begins at, at the least, in times of a vector's values: a lane has one
-// of those at its ends. And how many times as long results are stored one by one.
-constexpr std::int64_t kLeastShiftedVectors = 2;
+// Bytes of a run of 16-bit results that is stored by vectors whatever it begins at, at the least: a lane of each vector has one
+// of the values at its ends. And how many times as long results are stored one by one: an estimate, which gives k3 s4 d3 long
+// runs.
+constexpr std::int64_t kLeastShiftedRun = 256;
 constexpr double kOneByOne = 2.0;
 constexpr std::int64_t kLeastSlices = 2;  // of planes that are transposed
 
@@ -248,14 +249,11 @@ class LastCutter : protected LastLayout {
     const double positions = double(p_.batch * positions_[0] * positions_[1] * positions_[2]) / tiles;  // that there are
     return slow * positions * double(tile_.columns * tile_.phases * element_) / kStoreBytesPerCycle;
   }
-  // Whether units of so many bytes are stored one by one, by tiles that know a way of vectors too. Of floats that takes longer:
-  // k3 s4 d3 207 us for 171, in runs of 136 for 68 (H200).
+  // Whether units of so many bytes are stored one by one, by tiles that know a way of vectors too. Of floats vectors took longer
+  // than words (H200, k3 s4 d3: 207 us for 171).
   bool is_narrow(std::int64_t unit) const { return element_ == 2 && unit == 2 && !tile_.planes; }
   // Whether runs of so many results can be stored by vectors whatever they begin at.
-  bool shifts(std::int64_t results) const {
-    const std::int64_t vector = 16 / element_;
-    return results % vector == 0 && results / vector >= kLeastShiftedVectors * vector;
-  }
+  bool shifts(std::int64_t results) const { return results * element_ % 16 == 0 && results * element_ >= kLeastShiftedRun; }
   // The largest unit, of a power of two of bytes up to `most`, at multiples of which runs begin and end, and tiles' lines too.
   std::int64_t unit_of_runs(const Cut& cut, std::int64_t most) const {
     const Strides& r = result_strides();

@@ -306,9 +306,10 @@ void run_last(const Launch& launch, const LastPlan& plan, int config, const Last
       job.runs.channels > 0 ? job.tiles += slabs : job.sharers = 1;
     }
     own.result = static_cast<Value*>(operands.result) + n * job.y_n;
-    job.follows_packing = plan.source_bytes > 0 || (n == 0 && packs);
+    const bool packs_weight = n == 0 && packs;
+    job.follows_packing = packs_weight || plan.source_bytes > 0;
     part.source = describe_boxes(
-        plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, n == 0 && packs));
+        plan.source, pack_operands<Value>(launch, plan, operands, from + n * plan.source_pack.n, job.batch, packs_weight));
     if ((config >= kFirstAlternating && config < kFirstExact) || config >= kFirstOfThree) {
       if (!job.loose) {
         BoxTensor result = plan.result;  // of this launch's samples

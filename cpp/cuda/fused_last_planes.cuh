@@ -39,6 +39,7 @@ struct LastPlanesValues : LastStaged<Value, Tile> {
         const std::uint32_t other = __shfl_xor_sync(~0u, own, 4);
         words[word] = lane() & 4 ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
       } else if constexpr (sizeof(Value) == 2) {
+        static_assert(kRowPhases % 2 == 0, "two phases of a word");
         words[word] = Pair<Value>::narrow(Base::template end<kRelu>(sums[m][phase + 2 * word][eight][of]),
                                           Base::template end<kRelu>(sums[m][phase + 2 * word + 1][eight][of]));
       } else {
