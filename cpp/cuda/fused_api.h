@@ -155,6 +155,33 @@ class FusedSmallCall {
   std::shared_ptr<const SmallPlan> plan_;
 };
 
+// Tile choices of the fused method for windows: channels of the result that a block has.
+std::vector<int> fused_window_tiles();
+// Whether choice number `config` runs this problem (kConvTranspose and kConv of float32 rounded to TF32, float16 or bfloat16, on
+// compute capability 8.0 and newer): strides of 1, rows whose elements follow one another, and a patch and a tile's weight that
+// have room in shared memory; `alignment` bytes, at most 16, divide all addresses.
+bool fused_window_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct WindowPlan;
+// What a choice launches: blocks, and how many of a multiprocessor; of a block, pixels times chunks of channels that it loads,
+// taps times chunks of which it lays out the weight, and those that a warp multiplies.
+struct FusedWindowWork {
+  std::int64_t blocks, resident, loaded, laid, steps;
+};
+// The transposed convolution, bias and activation included, or the gradient of its input, in one launch, without a workspace.
+// Planned once, then the same for any operands and by any thread.
+class FusedWindowCall {
+ public:
+  FusedWindowCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedWindowWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  std::int64_t alignment_;
+  Problem problem_;
+  std::shared_ptr<const WindowPlan> plan_;  // null: nothing to do
+};
+
 struct GroupsPlan;
 // What the call launches: tiles, blocks; of a tile the loads of y and the products of eight input channels; turns in which a
 // block lays out its weight; output channels of a product's tile.

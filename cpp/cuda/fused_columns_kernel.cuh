@@ -215,6 +215,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ ColumnsBarriers barriers;
+  if (threadIdx.x == 2 * Tile::kWorkers) expect_boxes(x);
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kColumnAlignment;
   std::uint32_t walk = blockIdx.x, group = take(job.combinations, walk);
   const std::int32_t channel = std::int32_t(take(job.channel_tiles, group)) * job.channels;

@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(32 * kMostHeadsWarps, 1)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ HeadsBarriers barriers;
+  if (threadIdx.x == 0) expect_boxes(x);
   unsigned char* const slots = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kHeadsAlignment;
   const std::int32_t warp = __shfl_sync(~0u, std::int32_t(threadIdx.x) / 32, 0), warps = std::int32_t(blockDim.x) / 32;
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32;

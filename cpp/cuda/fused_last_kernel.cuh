@@ -225,6 +225,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ LastBarriers barriers;
+  if (threadIdx.x == 32 * Tile::kWarps) {
+    expect_boxes(source);
+    if constexpr (Tile::kWeightRows) {
+      expect_boxes(third_boxes(job));
+    } else if constexpr (kWeights != LastWeights::kPacked) {
+      expect_boxes(other);
+    }
+  }
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kLastAlignment;
   std::uint32_t first_barrier = shared_address(&barriers), first_byte = shared_address(first);
   hide(first_barrier), hide(first_byte);

@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ MapsBarriers barriers;
+  if (threadIdx.x == Tile::kWorkers) expect_boxes(x), expect_boxes(w);
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kMapsAlignment;
   const MapsBlock<Tile> block{job, barriers, first, SharedAddress(&barriers), SharedAddress(first)};
   block.make_barriers();

@@ -388,6 +388,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     __shared__ FusedWeightOnes own_ones;
     ones = &own_ones;
   }
+  if (threadIdx.x == 32 * Tile::kWarps) expect_boxes(x), expect_boxes(y);
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kBoxAlignment;
   const FusedWeightPlace place(job, Tile::kChannels, Tile::kWarps);
   const FusedWeightBoxBlock<Value, Tile, kReads, kSums> block{job, boxes, place, x, y, first, barriers, ones};

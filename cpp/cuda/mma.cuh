@@ -206,6 +206,12 @@ UPFOLD_DEVICE void store_global_if(bool exists, std::uint64_t to, float2 v) {
                "l"(to), "f"(v.x), "f"(v.y)
                : "memory");
 }
+// Begins to fetch the description that the first copy of a box of it would wait for.
+UPFOLD_DEVICE void expect_boxes(const BoxMap& map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
 UPFOLD_DEVICE void copy_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;");

@@ -56,6 +56,12 @@ py::tuple fused_small_work(const FusedSmallCall& call) {
   return py::make_tuple(work.blocks, work.steps);
 }
 
+// (blocks, of a multiprocessor, pixels, steps whose weight is laid out, steps of a warp)
+py::tuple fused_window_work(const FusedWindowCall& call) {
+  const FusedWindowWork work = call.work();
+  return py::make_tuple(work.blocks, work.resident, work.loaded, work.laid, work.steps);
+}
+
 // The class of a call whose plan depends on the alignment, and which needs no workspace.
 template <typename Call, typename Work>
 void define_aligned(py::module_& m, const char* name, const Work& work) {
@@ -99,6 +105,9 @@ void bind_tiles(py::module_& m) {
   m.def("fused_small_tiles", &fused_small_tiles);
   m.def("fused_small_fits", &fused_small_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedSmallCall>(m, "FusedSmallCall", &fused_small_work);
+  m.def("fused_window_tiles", &fused_window_tiles);
+  m.def("fused_window_fits", &fused_window_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
+  define_aligned<FusedWindowCall>(m, "FusedWindowCall", &fused_window_work);
   py::class_<FusedGroupsCall>(m, "FusedGroupsCall", py::module_local())
       .def(py::init<int, const Problem&, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
            py::arg("alignment"), py::arg("workspace_cap"))

@@ -305,6 +305,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
     if (op != Operator::kConvTranspose)
       run_aligned<FusedSmallCall>("fused_small", fused_small_tiles(), fused_small_fits, p, false, random, tally);
+    if (op != Operator::kConvTransposeWeight)
+      run_aligned<FusedWindowCall>("fused_window", fused_window_tiles(), fused_window_fits, p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (op != Operator::kConvTranspose) run_fused_groups(p, random, tally);

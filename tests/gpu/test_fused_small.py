@@ -28,7 +28,7 @@ from gpu import assert_repeats_under_load, missing
 from oracle import assert_exact, reference
 from test_rounding import backward_case, check
 from upfold import cases, modes
-from upfold.algorithms import cuda, fused_small
+from upfold.algorithms import cuda, fused_small, fused_window
 from upfold.problem import DTYPE_BYTES, Operator
 
 reason = missing()
@@ -74,7 +74,7 @@ def tf32(monkeypatch):
 
 
 def _tiles(problem, device):
-    return sorted(config for config in FUSED.configs(problem, device) if config >= fused_small.FIRST and config < 300)
+    return sorted(config for config in FUSED.configs(problem, device) if fused_small.FIRST <= config < fused_window.FIRST)
 
 
 def _is_taken(operator, case, dtype):

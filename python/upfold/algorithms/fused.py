@@ -30,6 +30,7 @@ from . import (
     fused_small,
     fused_units,
     fused_weight,
+    fused_window,
 )
 from .base import Enqueue, Packing, Tensors, enqueue_tensors, on_cpu
 
@@ -211,6 +212,8 @@ def _call(problem: Problem, config: int, device: int) -> Any:
         return fused_last_runs.call(problem, config, device)
     if config >= fused_exact.FIRST:
         return fused_exact.call(problem, config, device)
+    if config >= fused_window.FIRST:
+        return fused_window.call(problem, config, device)
     if config >= fused_small.FIRST:
         return fused_small.call(problem, config, device)
     if config >= fused_point.FIRST:
@@ -303,7 +306,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
-        own |= fused_small.microseconds(problem, device)
+        own |= fused_small.microseconds(problem, device) | fused_window.microseconds(problem, device)
         own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()} | fused_groups.microseconds(problem, device)
         return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
@@ -311,7 +314,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     own |= fused_maps.microseconds(problem, device) | fused_heads.microseconds(problem, device)
     own |= fused_exact.microseconds(problem, device) | fused_point.microseconds(problem, device)
     own |= fused_last_runs.microseconds(problem, device) | fused_last_weight_rows.microseconds(problem, device)
-    own |= fused_last_planes.microseconds(problem, device)
+    own |= fused_last_planes.microseconds(problem, device) | fused_window.microseconds(problem, device)
     return fused_beside.compared(problem, own, device)
 
 
