@@ -130,6 +130,25 @@ class FusedPointCall {
   std::shared_ptr<const PointPlan> plan_;  // null: nothing to do
 };
 
+// Tile choices of the gradient of the input of maps of one pixel: rows of the weight of a block.
+std::vector<int> fused_point_input_tiles();
+// Whether choice number `config` runs this problem on the device (kConv of float32, float16 or bfloat16, to one pixel, with a
+// weight whose rows are dense); `alignment` bytes, at most 16, divide the address of w.
+bool fused_point_input_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct PointInputPlan;
+// The gradient in one launch, without a workspace. Planned once, then the same for any operands and by any thread.
+class FusedPointInputCall {
+ public:
+  FusedPointInputCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedPointWork work() const;  // blocks, rows of the weight and samples of one
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_;
+  Dtype dtype_;
+  std::shared_ptr<const PointInputPlan> plan_;
+};
+
 // Tile choices of the fused method's gradients of small layers: blocks that a multiprocessor has at once.
 std::vector<int> fused_small_tiles();
 // Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16,

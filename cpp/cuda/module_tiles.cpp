@@ -50,6 +50,12 @@ py::tuple fused_point_work(const FusedPointCall& call) {
   return py::make_tuple(work.blocks, work.rows, work.samples);
 }
 
+// (blocks, rows of the weight and samples of one)
+py::tuple fused_point_input_work(const FusedPointInputCall& call) {
+  const FusedPointWork work = call.work();
+  return py::make_tuple(work.blocks, work.rows, work.samples);
+}
+
 // (blocks, steps of the reduction of a warp)
 py::tuple fused_small_work(const FusedSmallCall& call) {
   const FusedSmallWork work = call.work();
@@ -102,6 +108,10 @@ void bind_tiles(py::module_& m) {
   m.def("fused_point_tiles", &fused_point_tiles);
   m.def("fused_point_fits", &fused_point_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedPointCall>(m, "FusedPointCall", &fused_point_work);
+  m.def("fused_point_input_tiles", &fused_point_input_tiles);
+  m.def("fused_point_input_fits", &fused_point_input_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
+        py::arg("alignment"));
+  define_aligned<FusedPointInputCall>(m, "FusedPointInputCall", &fused_point_input_work);
   m.def("fused_small_tiles", &fused_small_tiles);
   m.def("fused_small_fits", &fused_small_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedSmallCall>(m, "FusedSmallCall", &fused_small_work);

@@ -305,6 +305,9 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
     if (op != Operator::kConvTranspose)
       run_aligned<FusedSmallCall>("fused_small", fused_small_tiles(), fused_small_fits, p, false, random, tally);
+    if (op == Operator::kConv)
+      run_aligned<FusedPointInputCall>("fused_point_input", fused_point_input_tiles(), fused_point_input_fits, p, false, random,
+                                       tally);
     if (op != Operator::kConvTransposeWeight)
       run_aligned<FusedWindowCall>("fused_window", fused_window_tiles(), fused_window_fits, p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);

@@ -27,6 +27,7 @@ from . import (
     fused_maps,
     fused_phases,
     fused_point,
+    fused_point_input,
     fused_small,
     fused_units,
     fused_weight,
@@ -216,6 +217,8 @@ def _call(problem: Problem, config: int, device: int) -> Any:
         return fused_window.call(problem, config, device)
     if config >= fused_small.FIRST:
         return fused_small.call(problem, config, device)
+    if config >= fused_point_input.FIRST:
+        return fused_point_input.call(problem, config, device)
     if config >= fused_point.FIRST:
         return fused_point.call(problem, config, device)
     if config == fused_groups.CONFIG:
@@ -301,12 +304,13 @@ def _width(kind: _Kind, phases: int, channels: int, vectors: int) -> float:
 def _microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
     if problem.operator is Operator.CONV:
+        of_point = fused_point_input.microseconds(problem, device)
         if problem.in_full_float32:
-            return fused_exact.microseconds(problem, device)
+            return fused_exact.microseconds(problem, device) | of_point
         mirrored = fused_input.mirrored(problem)
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
-        own |= fused_small.microseconds(problem, device) | fused_window.microseconds(problem, device)
+        own |= fused_small.microseconds(problem, device) | fused_window.microseconds(problem, device) | of_point
         own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()} | fused_groups.microseconds(problem, device)
         return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)
