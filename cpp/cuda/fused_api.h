@@ -181,10 +181,10 @@ std::vector<int> fused_window_tiles();
 // have room in shared memory; `alignment` bytes, at most 16, divide all addresses.
 bool fused_window_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct WindowPlan;
-// What a choice launches: blocks, and how many of a multiprocessor; of a block, pixels times chunks of channels that it loads,
+// What a choice launches: blocks, one of a multiprocessor at a time; of a block, pixels times chunks of channels that it loads,
 // taps times chunks of which it lays out the weight, and those that a warp multiplies.
 struct FusedWindowWork {
-  std::int64_t blocks, resident, loaded, laid, steps;
+  std::int64_t blocks, loaded, laid, steps;
 };
 // The transposed convolution, bias and activation included, or the gradient of its input, in one launch, without a workspace.
 // Planned once, then the same for any operands and by any thread.

@@ -67,7 +67,7 @@ FusedWindowWork FusedWindowCall::work() const {
   if (plan_ == nullptr) return {};
   const WindowJob& job = plan_->job;
   const std::int64_t loaded = job.pixels * std::int64_t(job.chunks), laid = job.taps * std::int64_t(job.chunks);
-  return {plan_->blocks, plan_->resident, loaded, laid, ceil_div(laid, kWindowTiles[config_].split)};
+  return {plan_->blocks, loaded, laid, ceil_div(laid, kWindowTiles[config_].split)};
 }
 
 void FusedWindowCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

@@ -12,7 +12,7 @@ namespace upfold::cuda {
 struct WindowPlan {
   bool possible = false;
   WindowJob job = {};
-  std::int64_t blocks = 0, resident = 0;
+  std::int64_t blocks = 0;
   int shared_bytes = 0;
 };
 
@@ -232,7 +232,6 @@ class WindowPlanner {
     at = ceil_div(at, std::int64_t(16)) * 16;
     job.places_at = std::int32_t(at), at += tile_.positions * 4;
     plan_.shared_bytes = int(at);
-    plan_.resident = std::min<std::int64_t>(2, (most_shared_ + (1 << 10)) / (at + (1 << 10)));
     return at <= most_shared_;
   }
 };

@@ -62,10 +62,10 @@ py::tuple fused_small_work(const FusedSmallCall& call) {
   return py::make_tuple(work.blocks, work.steps);
 }
 
-// (blocks, of a multiprocessor, pixels, steps whose weight is laid out, steps of a warp)
+// (blocks, pixels times chunks, steps whose weight is laid out, steps of a warp)
 py::tuple fused_window_work(const FusedWindowCall& call) {
   const FusedWindowWork work = call.work();
-  return py::make_tuple(work.blocks, work.resident, work.loaded, work.laid, work.steps);
+  return py::make_tuple(work.blocks, work.loaded, work.laid, work.steps);
 }
 
 // The class of a call whose plan depends on the alignment, and which needs no workspace.

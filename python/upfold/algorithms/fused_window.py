@@ -47,7 +47,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         if problem.batch == 0:
             predicted[FIRST + tile] = rates.call
             continue
-        blocks, _, loaded, laid, steps = call(problem, FIRST + tile, device).work
+        blocks, loaded, laid, steps = call(problem, FIRST + tile, device).work
         block = loaded * rates.loaded + laid * channels * rates.laid + steps * rates.step
         predicted[FIRST + tile] = rates.call + -(-blocks // multiprocessors) * block
     return predicted
