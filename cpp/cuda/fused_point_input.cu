@@ -12,7 +12,7 @@
 
 namespace upfold::cuda {
 
-constexpr int kPointInputThreads = 256, kPointInputRows = 2, kMostPointInputTaps = 4096;
+constexpr int kPointInputThreads = 256, kPointInputRows = 2;
 constexpr int kPointInputValues = 32;  // of y's gradient that a thread holds, of all samples
 
 struct PointInputAxis {
@@ -155,6 +155,7 @@ struct PointInputPlan {
 namespace {
 
 constexpr std::int64_t kMostPointInputCount = std::int64_t(1) << 30;  // of what the kernels keep in 32 bits
+constexpr std::int64_t kMostPointInputTaps = 4096;                    // whose offsets are 16 KiB of shared memory
 
 PointInputPlan plan_point_input(const Problem& p, std::int64_t alignment) {
   PointInputPlan plan{};
