@@ -8,15 +8,15 @@ import math
 
 import pytest
 import torch
-from test_fused_groups import GUARD, _as_they_lie, _described, _layer, _operands, _part, _result, _surroundings, _want
+from test_fused_groups import GUARD, _as_they_lie, _described, _layer, _operands, _part, _result, _want
 from test_fused_point import INNERMOST
+from test_fused_small import assert_tiles_are_exact
 from test_fused_weight import DTYPES, FUSED, shifted
 
 from gpu import assert_repeats_under_load, missing
-from oracle import assert_exact
 from test_rounding import backward_case, check
 from upfold import modes
-from upfold.algorithms import cuda, fused_point_input
+from upfold.algorithms import fused_point_input
 from upfold.problem import Operator
 
 reason = missing()
@@ -49,13 +49,8 @@ def _assert_exact(case, operands, want, device, what=""):
     """Of a problem whose strides are those of these very tensors, the written one too; nothing beside it changes."""
     problem, written = _as_they_lie(Operator.CONV, case, operands)
     assert _fits(problem, device), what
-    assert FUSED.workspace_bytes(problem, fused_point_input.FIRST, device) == 0
-    written.fill_(math.nan)
-    x, w, y = (t.data_ptr() for t in operands)
-    call = fused_point_input.call(problem, fused_point_input.FIRST, cuda.index(device))
-    call.enqueue(x, w, 0, y, 0, torch.cuda.current_stream(device).cuda_stream)
-    assert_exact(written, want, what)
-    assert _surroundings(written).isnan().all(), what
+    tiles = [fused_point_input.FIRST]
+    assert_tiles_are_exact(fused_point_input, tiles, problem, operands, written, want, device, what)
 
 
 @DTYPES

@@ -84,19 +84,24 @@ def _is_taken(operator, case, dtype):
     return case.in_size[-1] % each == 0 and (operator is not Operator.CONV or rows % (each // 2) == 0)
 
 
+def assert_tiles_are_exact(kernel, tiles, problem, operands, written, want, device, what=""):
+    """The calls of a module of kernels that need no workspace, on these very tensors; nothing beside the result changes."""
+    for config in tiles:
+        assert FUSED.workspace_bytes(problem, config, device) == 0
+        written.fill_(math.nan)
+        x, w, y = (t.data_ptr() for t in operands)
+        call = kernel.call(problem, config, cuda.index(device))
+        call.enqueue(x, w, 0, y, 0, torch.cuda.current_stream(device).cuda_stream)
+        assert_exact(written, want, f"{what} config {config}")
+        assert _surroundings(written).isnan().all(), f"{what} config {config}"
+
+
 def _assert_every_tile_is_exact(operator, case, operands, want, device, what=""):
     """Of a problem whose strides are those of these very tensors, the written one too; nothing beside it changes."""
     problem, written = _as_they_lie(operator, case, operands)
     tiles = _tiles(problem, device)
     assert len(tiles) == 3, what
-    for config in tiles:
-        assert FUSED.workspace_bytes(problem, config, device) == 0
-        written.fill_(math.nan)
-        x, w, y = (t.data_ptr() for t in operands)
-        call = fused_small.call(problem, config, cuda.index(device))
-        call.enqueue(x, w, 0, y, 0, torch.cuda.current_stream(device).cuda_stream)
-        assert_exact(written, want, f"{what} config {config}")
-        assert _surroundings(written).isnan().all(), f"{what} config {config}"
+    assert_tiles_are_exact(fused_small, tiles, problem, operands, written, want, device, what)
 
 
 @DTYPES

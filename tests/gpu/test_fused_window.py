@@ -8,7 +8,8 @@ import math
 
 import pytest
 import torch
-from test_fused_groups import GUARD, _as_they_lie, _assert_a_bad_gradient_stays, _layer, _part, _surroundings
+from test_fused_groups import GUARD, _as_they_lie, _assert_a_bad_gradient_stays, _layer, _part
+from test_fused_small import assert_tiles_are_exact
 from test_fused_weight import DTYPES, FUSED, arguments, shapes, shifted
 
 from gpu import assert_repeats_under_load, missing
@@ -120,14 +121,7 @@ def _assert_every_tile_is_exact(operator, case, operands, want, device, what="")
     problem, written = _problem(operator, case, operands)
     tiles = _tiles(problem, device)
     assert tiles or _less_memory(device) or not _has_room(operator, case, operands[0].dtype), what
-    for config in tiles:
-        assert FUSED.workspace_bytes(problem, config, device) == 0
-        written.fill_(math.nan)
-        x, w, y = (t.data_ptr() for t in operands)
-        call = fused_window.call(problem, config, cuda.index(device))
-        call.enqueue(x, w, 0, y, 0, torch.cuda.current_stream(device).cuda_stream)
-        assert_exact(written, want, f"{what} config {config}")
-        assert _surroundings(written).isnan().all(), f"{what} config {config}"
+    assert_tiles_are_exact(fused_window, tiles, problem, operands, written, want, device, what)
 
 
 @DTYPES
