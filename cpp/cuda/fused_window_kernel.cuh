@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_window(const WindowJob& job, const unsigne
 }
 
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 512 / Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_window_kernel(const __grid_constant__ WindowJob job, const typename Tile::Value* __restrict__ source,
                         const typename Tile::Value* __restrict__ w, const typename Tile::Value* __restrict__ bias,
                         typename Tile::Value* __restrict__ result) {

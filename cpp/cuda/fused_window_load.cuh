@@ -20,7 +20,7 @@ struct WindowPatch {
   };
   struct Piece {
     Vector of[Tile::kOfWord];
-    std::int32_t pixel, word;  // pixel: -1 less than any where there is nothing
+    std::int32_t pixel, word;  // pixel: all of them ahead of the patch where there is nothing
   };
 
   const WindowJob& job;

@@ -104,7 +104,11 @@ def _operands(operator, case, dtype, device):
     """x, w and y (its gradient), so few integers that every partial sum of the operator is exact."""
     x_shape, y_shape = shapes(case)
     w_shape = (case.in_channels, case.out_channels // case.groups, *case.kernel_size)
-    terms = math.prod(w_shape[1:]) if operator is Operator.CONV else case.batch * math.prod(case.in_size)
+    terms = {
+        Operator.CONV_TRANSPOSE: case.in_channels // case.groups * math.prod(case.kernel_size),
+        Operator.CONV: math.prod(w_shape[1:]),
+        Operator.CONV_TRANSPOSE_WEIGHT: case.batch * math.prod(case.in_size),
+    }[operator]
     return tuple(exact_like(shape, terms, dtype, seed).to(device) for seed, shape in enumerate((x_shape, w_shape, y_shape)))
 
 
