@@ -63,9 +63,10 @@ std::vector<int> fused_maps_tiles();
 // divide the addresses of x, w and y.
 bool fused_maps_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct MapsPlan;
-// What a choice launches: tiles; chunks of 64 channels of one, bytes that are copied for each, and positions of outputs.
+// What a choice launches: tiles; chunks of channels of one, bytes that are copied for each, positions of outputs, and cycles of a
+// chunk's products.
 struct FusedMapsWork {
-  std::int64_t tiles, chunks, copied, positions;
+  std::int64_t tiles, chunks, copied, positions, cycles;
 };
 // The transposed convolution of small maps in one launch, bias and activation included, without a workspace. Planned once, then
 // the same for any operands and by any thread.

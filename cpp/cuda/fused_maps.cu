@@ -12,11 +12,12 @@ UPFOLD_INSTANTIATE_MAPS(__half)
 
 namespace upfold::cuda {
 
-extern template void run_maps<__nv_bfloat16>(const Launch&, const MapsPlan&, bool, const FusedOperands&);
+extern template void run_maps<__nv_bfloat16>(const Launch&, const MapsPlan&, int, const FusedOperands&);
 
 namespace {
 
-constexpr MapsTileSize kMapsSizes[] = {maps_size_of<false>(), maps_size_of<true>()};
+constexpr MapsTileSize kMapsSizes[] = {maps_size_of<false, 16, false>(), maps_size_of<true, 16, false>(),
+                                       maps_size_of<true, 24, true>(), maps_size_of<true, 16, true>()};
 constexpr int kMapsTiles = int(sizeof(kMapsSizes) / sizeof(kMapsSizes[0]));
 
 bool can_run_maps(int device) {
@@ -54,8 +55,10 @@ FusedMapsCall::FusedMapsCall(int device, const Problem& p, int config, std::int6
 FusedMapsWork FusedMapsCall::work() const {
   if (plan_ == nullptr) return {};
   const MapsJob& job = plan_->job;
-  const std::int64_t copied = job.samples * in_pixels(problem_) * 128 + kMapsSizes[config_].columns * 128;
-  return {job.tiles, job.chunks, copied, job.positions};
+  const MapsTileSize& tile = kMapsSizes[config_];
+  const std::int64_t copied = (job.samples * in_pixels(problem_) + tile.columns) * 2 * tile.channels;
+  // A product of 64 columns, 16 channels and the pixels takes half a cycle for each of these.
+  return {job.tiles, job.chunks, copied, job.positions, tile.columns / 64 * tile.channels / 16 * tile.pixels / 2};
 }
 
 void FusedMapsCall::run(const FusedOperands& operands, std::uintptr_t stream) const {
@@ -66,8 +69,8 @@ void FusedMapsCall::run(const FusedOperands& operands, std::uintptr_t stream) co
   }
   const DeviceScope scope(device_);
   const Launch launch{device_, stream};
-  if (problem_.dtype == Dtype::kFloat16) return run_maps<__half>(launch, *plan_, config_ == 1, operands);
-  run_maps<__nv_bfloat16>(launch, *plan_, config_ == 1, operands);
+  if (problem_.dtype == Dtype::kFloat16) return run_maps<__half>(launch, *plan_, config_, operands);
+  run_maps<__nv_bfloat16>(launch, *plan_, config_, operands);
 }
 
 }  // namespace upfold::cuda

@@ -10,7 +10,7 @@ UPFOLD_INSTANTIATE_MAPS(__nv_bfloat16)
 #ifndef __CUDACC_RTC__
 namespace upfold::cuda {
 
-template void run_maps<__nv_bfloat16>(const Launch&, const MapsPlan&, bool, const FusedOperands&);
+template void run_maps<__nv_bfloat16>(const Launch&, const MapsPlan&, int, const FusedOperands&);
 
 }  // namespace upfold::cuda
 #endif

@@ -9,17 +9,17 @@ namespace upfold::cuda {
 namespace {
 
 constexpr std::int64_t kMostMapsCount = std::int64_t(1) << 30;
-constexpr std::int64_t kMapsChunk = 64;          // channels of a stage
 constexpr std::int64_t kLeastMapsChannels = 16;  // fewer fill little of one
 
 // What a tile takes: the same for all its kernels.
 struct MapsTileSize {
-  std::int64_t pixels, columns, stage_bytes, sum_bytes;
+  bool by_lanes;
+  std::int64_t pixels, columns, channels, stage_bytes, sum_bytes;  // channels of a stage
 };
-template <bool kBeside>
+template <bool kBeside, int kN8, bool kByLanes>
 constexpr MapsTileSize maps_size_of() {
-  using Tile = MapsTile<__half, kBeside, 1>;
-  return {Tile::kPixels, Tile::kColumns, Tile::kStageBytes, Tile::kSumBytes};
+  using Tile = MapsTile<__half, kBeside, 1, kN8, kByLanes>;
+  return {kByLanes, Tile::kPixels, Tile::kColumns, Tile::kChunk, Tile::kStageBytes, Tile::kSumBytes};
 }
 
 class MapsPlanner {
@@ -49,9 +49,10 @@ class MapsPlanner {
     for (const Axis& a : axes_)
       if (a.in > tile_.pixels || a.kernel > kMapsRows || a.stride > kMapsRows || a.pad > kMapsRows) return false;
     const std::int64_t pixels = in_pixels(p_);
-    if (pixels > tile_.pixels || pixels % 16 != 0 || in_channels_per_group(p_) < kLeastMapsChannels) return false;
+    const std::int64_t unit = tile_.by_lanes ? 8 : 16;
+    if (pixels > tile_.pixels || pixels % unit != 0 || in_channels_per_group(p_) < kLeastMapsChannels) return false;
     // Zeros stand for channels behind the last, but those of a neighbouring group would not.
-    return p_.groups == 1 || in_channels_per_group(p_) % kMapsChunk == 0;
+    return p_.groups == 1 || in_channels_per_group(p_) % tile_.channels == 0;
   }
 
   // As many taps for each output of a position, and whole channels in the rows of a warp.
@@ -81,7 +82,7 @@ class MapsPlanner {
     MapsJob& job = plan_.job;
     const std::int64_t pixels = in_pixels(p_);
     std::int64_t segment = 64, positions = 1;
-    while (pixels % segment != 0) segment /= 2;
+    while (!tile_.by_lanes && pixels % segment != 0) segment /= 2;
     for (int i = 0; i < 3; ++i) {
       const Axis& a = axes_[i];
       job.grid[i] = make_divisor(ceil_div(a.out, a.stride));
@@ -97,8 +98,10 @@ class MapsPlanner {
     job.tiles = std::uint32_t(column_tiles * sample_tiles * p_.groups);
     job.batch = std::int32_t(p_.batch), job.columns = std::int32_t(columns());
     job.ic = std::int32_t(in_channels_per_group(p_)), job.oc = std::int32_t(out_channels_per_group(p_));
-    job.chunks = std::int32_t(ceil_div(job.ic, kMapsChunk)), job.samples = std::int32_t(samples);
-    job.segment = std::int32_t(segment), job.vector_pitch = std::int32_t(kMapsChunk * segment / 8);
+    job.chunks = std::int32_t(ceil_div(job.ic, tile_.channels)), job.samples = std::int32_t(samples);
+    job.segment = std::int32_t(segment), job.vector_pitch = std::int32_t(tile_.channels * segment / 8);
+    job.vectors = make_divisor(ceil_div(pixels, 8)), job.sample_vectors = make_divisor(ceil_div(pixels, 8) * tile_.channels);
+    job.x_n = p_.x.n, job.x_c = p_.x.c, plan_.by_lanes = tile_.by_lanes;
     job.swizzle = segment == 64 ? 1 : segment == 32 ? 2 : 3, job.positions = std::int32_t(positions * samples);
     job.taps = make_divisor(kernel_taps(p_));
     describe(pixels, segment);
@@ -110,18 +113,17 @@ class MapsPlanner {
     plan_.x = {p_.dtype, {segment, p_.in_channels, pixels / segment, p_.batch, 1}, {p_.x.c * 2, segment * 2, sample, 16}, {}, 0,
                128};
     BoxTensor& x = plan_.x;
-    x.box[0] = std::int32_t(segment), x.box[1] = std::int32_t(kMapsChunk), x.box[2] = std::int32_t(pixels / segment);
+    x.box[0] = std::int32_t(segment), x.box[1] = std::int32_t(tile_.channels), x.box[2] = std::int32_t(pixels / segment);
     x.box[3] = plan_.job.samples, x.box[4] = 1, x.swizzle = std::int32_t(segment * 2);
     plan_.w = {p_.dtype, {columns(), p_.in_channels, 1, 1, 1}, {p_.w.n * 2, 16, 16, 16}, {}, 128, 128};
     BoxTensor& w = plan_.w;
-    w.box[0] = 64, w.box[1] = std::int32_t(kMapsChunk), w.box[2] = w.box[3] = w.box[4] = 1;
+    w.box[0] = 64, w.box[1] = std::int32_t(tile_.channels), w.box[2] = w.box[3] = w.box[4] = 1;
   }
 
   // The entries of the rows: channels, then outputs of a position, then taps of each.
   void list_results() {
     MapsJob& job = plan_.job;
     const std::int64_t outputs[] = {p_.stride_d, p_.stride_h, p_.stride_w}, taps = kernel_taps(p_);
-    const std::int64_t pitch = tile_.pixels + 8;
     std::int64_t entry = 0, result = 0;
     for (std::int64_t channel = 0; channel < kMapsRows / taps; ++channel) {
       for (std::int64_t number = 0; number < outputs[0] * outputs[1] * outputs[2]; ++number, ++result) {
@@ -131,16 +133,17 @@ class MapsPlanner {
         for (int i = 0; i < 3; ++i) job.phase[result][i] = std::int8_t(phase[i]);
         for (std::int64_t tap = 0; tap < taps; ++tap) {
           const std::int64_t at[] = {tap / p_.kernel_w / p_.kernel_h, tap / p_.kernel_w % p_.kernel_h, tap % p_.kernel_w};
-          std::int64_t pixel = 0, shift[3];
+          std::int64_t shift[3];
           bool reaches = true;
           for (int i = 0; i < 3; ++i) {
             const std::int64_t reach = phase[i] + axes_[i].pad - at[i];
             reaches = reaches && reach % axes_[i].stride == 0;
-            shift[i] = floor_div(reach, axes_[i].stride), pixel = pixel * axes_[i].in + shift[i];
+            shift[i] = floor_div(reach, axes_[i].stride);
           }
           if (!reaches) continue;
-          for (int i = 0; i < 3; ++i) job.shift[entry][i] = std::int8_t(shift[i]);
-          job.entry[entry++] = std::int32_t(((channel * taps + tap) * pitch + pixel) * 4);
+          job.shift[entry] = 0;
+          for (int i = 0; i < 3; ++i) job.shift[entry] |= std::uint32_t(std::uint8_t(shift[i])) << 8 * i;
+          job.entry[channel * taps + tap] = std::int8_t(entry++);
         }
       }
     }
@@ -164,7 +167,8 @@ class MapsPlanner {
   }
 
   bool stages() {
-    const std::int64_t fixed = tile_.sum_bytes + kMapsAlignment + plan_.job.positions * std::int64_t(sizeof(MapsPosition));
+    const std::int64_t fixed =
+        tile_.sum_bytes + kMapsAlignment + plan_.job.positions * std::int64_t(2 * sizeof(MapsTaps) + sizeof(MapsPosition));
     const std::int64_t most = (most_shared_ - std::int64_t(sizeof(MapsBarriers)) - fixed) / tile_.stage_bytes;
     plan_.job.stages = std::int32_t(std::min<std::int64_t>(most, kMostMapsStages));
     plan_.shared_bytes = int(fixed + plan_.job.stages * tile_.stage_bytes);

@@ -11,6 +11,7 @@ namespace upfold::cuda {
 struct MapsPlan {
   bool possible = false;
   int each = 0;  // taps of an output
+  bool by_lanes = false;
   MapsJob job = {};
   BoxTensor x = {}, w = {};
   int shared_bytes = 0;

@@ -24,32 +24,45 @@ struct MapsWord<16> {
   using Type = uint4;
 };
 
-// What the positions of a tile have in common for all tiles, by some warps: half of one for each, a lane for each entry.
+// What the positions of a tile have in common for all tiles, by those that sum: half of the entries of one for each.
 template <typename Tile>
-UPFOLD_DEVICE void list_positions(const MapsJob& job, MapsPosition* positions, std::int32_t warp, std::int32_t warps) {
-  const std::int32_t lane = std::int32_t(threadIdx.x) % 32, l = lane % kMapsRows, half = lane / kMapsRows;
-  std::int32_t shift[3], phase[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) shift[i] = job.shift[l][i], phase[i] = job.phase[l / Tile::kEach][i];
-  for (std::int32_t first = 2 * warp; first < job.positions; first += 2 * warps) {
-    std::uint32_t rest = std::uint32_t(first + half);
+UPFOLD_DEVICE void list_positions(const MapsJob& job, MapsTaps* taps, MapsPosition* positions) {
+  constexpr std::int32_t kHalf = kMapsRows / 2;
+  for (std::int32_t item = std::int32_t(threadIdx.x); item < 2 * job.positions; item += Tile::kWorkers) {
+    const std::int32_t half = item >= job.positions, position = item - half * job.positions;
+    std::uint32_t rest = std::uint32_t(position);
     std::int32_t at[3];
 #pragma unroll
     for (int i = 2; i >= 0; --i) at[i] = std::int32_t(take(job.grid[i], rest));
     const std::int32_t sample = std::int32_t(rest);
-    std::int64_t result = sample * job.y_n;
-    std::int32_t pixel = sample;
-    bool has_input = true, exists = true;
+    MapsTaps own;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      pixel = pixel * job.in[i] + at[i], result += at[i] * job.stride[i] * job.y_axis[i];
-      has_input = has_input && std::uint32_t(at[i] + shift[i]) < std::uint32_t(job.in[i]);
-      exists = exists && at[i] * job.stride[i] + phase[i] < job.out[i];
+    for (int l = 0; l < kHalf; ++l) {
+      const std::uint32_t shift = job.shift[half * kHalf + l];
+      std::int32_t pixel = sample;
+      bool has_input = true;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const std::int32_t from = at[i] + (std::int32_t(shift << (24 - 8 * i)) >> 24);
+        pixel = pixel * job.in[i] + from, has_input = has_input && std::uint32_t(from) < std::uint32_t(job.in[i]);
+      }
+      own.at[l] = std::uint16_t(4 * (has_input ? pixel : Tile::kPixels));
     }
-    const std::uint32_t inputs = __ballot_sync(~0u, has_input) >> half * kMapsRows;
-    const std::uint32_t outputs = __ballot_sync(~0u, exists) >> half * kMapsRows;
-    if (l == 0 && first + half < job.positions)
-      positions[first + half] = {(inputs & 0xffff) | outputs << 16, pixel * 4, std::int32_t(result), sample};
+    taps[item] = own;
+    if (half != 0) continue;
+    std::int64_t result = sample * job.y_n;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) result += at[i] * job.stride[i] * job.y_axis[i];
+    std::uint32_t outputs = 0;
+    if (job.whole) outputs = 0xffff;
+#pragma unroll 1
+    for (int e = 0; e < Tile::kResults && !job.whole; ++e) {
+      bool exists = true;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) exists = exists && at[i] * job.stride[i] + job.phase[e][i] < job.out[i];
+      outputs |= std::uint32_t(exists) << e;
+    }
+    positions[position] = {std::int32_t(result), std::uint16_t(sample), std::uint16_t(outputs)};
   }
 }
 
@@ -59,8 +72,10 @@ struct MapsOutputs {
   using Value = typename Tile::Value;
   using Sums = float[Tile::kResults];
   static constexpr int kTogether = Tile::kResults > 8 ? 1 : 2;  // positions of a lane at a time, as registers allow
+  static constexpr std::uint16_t kNone = 0xffff;                // no sample
 
   const MapsJob& job;
+  const MapsTaps* taps;
   const MapsPosition* positions;
   const unsigned char* rows;
   const Value* bias;               // of the first channel, or null
@@ -68,13 +83,16 @@ struct MapsOutputs {
   std::int32_t channels, samples;  // that there are
 
   // The sums of a position in the order of its taps. All are begun to be read before any is asked for.
-  __device__ __forceinline__ void sum(const MapsPosition& own, const Sums& added, Sums& sums) const {
+  __device__ __forceinline__ void sum(std::int32_t position, const Sums& added, Sums& sums) const {
     float values[kMapsRows];
 #pragma unroll
-    for (int l = 0; l < kMapsRows; ++l) {
-      const bool has_input = own.taps >> l & 1;
-      values[l] = *reinterpret_cast<const float*>(rows + (has_input ? own.pixel + job.entry[l] : 0));
-      if (!has_input) values[l] = 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      const MapsTaps own = taps[position + half * job.positions];
+#pragma unroll
+      for (int i = 0; i < kMapsRows / 2; ++i) {
+        const int l = half * (kMapsRows / 2) + i;
+        values[l] = *reinterpret_cast<const float*>(rows + own.at[i] + l * Tile::kPitch * 4);
+      }
     }
 #pragma unroll
     for (int e = 0; e < Tile::kResults; ++e) {
@@ -106,24 +124,26 @@ struct MapsOutputs {
     struct alignas(2 * kJoined) {
       Value v[kJoined];
     } values;
+    Value* const to = y + own.result;
 #pragma unroll
     for (int e = 0; e < Tile::kResults; e += kJoined) {
 #pragma unroll
       for (int i = 0; i < kJoined; ++i) values.v[i] = Narrow<Value>::from(sums[e + i]);
-      if (all || ((own.taps >> (16 + e * Tile::kEach) & 1) && job.channel[e] < channels))
-        *reinterpret_cast<Word*>(y + (own.result + job.result[e])) = *reinterpret_cast<const Word*>(&values);
+      if (all || ((own.outputs >> e & 1) && job.channel[e] < channels))
+        *reinterpret_cast<Word*>(to + job.result[e]) = *reinterpret_cast<const Word*>(&values);
     }
-  }
-  __device__ __forceinline__ void store(const MapsPosition& own, const Sums& sums, bool all) const {
-    if constexpr (Tile::kResults >= 8) {
-      if (job.joined == 8) return store_joined<8>(own, sums, all);
-    }
-    if (job.joined == 4) return store_joined<4>(own, sums, all);
-    if (job.joined == 2) return store_joined<2>(own, sums, all);
-    store_joined<1>(own, sums, all);
   }
 
   __device__ __forceinline__ void run() const {
+    if constexpr (Tile::kResults >= 8) {
+      if (job.joined == 8) return run_joined<8>();
+    }
+    if (job.joined == 4) return run_joined<4>();
+    if (job.joined == 2) return run_joined<2>();
+    run_joined<1>();
+  }
+  template <int kJoined>
+  __device__ __forceinline__ void run_joined() const {
     const bool all = job.whole && job.channel[Tile::kResults - 1] < channels;
     Sums added;
 #pragma unroll
@@ -136,11 +156,11 @@ struct MapsOutputs {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const std::int32_t number = first + 32 * i;
-        own[i] = positions[number < job.positions ? number : first];
-        if (number >= job.positions) own[i].sample = samples;
+        const bool exists = number < job.positions;
+        own[i] = positions[exists ? number : first];
+        sum(exists ? number : first, added, sums[i]);
+        if (!exists) own[i].sample = kNone;
       }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) sum(own[i], added, sums[i]);
       if (job.activation != Activation::kNone) {
         const Activate activate{sums};
         if (is_activated_before(job.activation)) with_activation(job.activation, job.slope, activate);
@@ -148,7 +168,7 @@ struct MapsOutputs {
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i)
-        if (own[i].sample < samples) store(own[i], sums[i], all);
+        if (own[i].sample < samples) store_joined<kJoined>(own[i], sums[i], all);
     }
   }
 };

@@ -32,10 +32,10 @@ py::tuple fused_units_work(const FusedUnitsCall& call) {
   return py::make_tuple(work.blocks, work.resident, work.tiles, work.filled, work.products);
 }
 
-// (tiles, chunks of one, bytes that are copied for each, positions of outputs)
+// (tiles, chunks of one, bytes that are copied for each, positions of outputs, cycles of a chunk's products)
 py::tuple fused_maps_work(const FusedMapsCall& call) {
   const FusedMapsWork work = call.work();
-  return py::make_tuple(work.tiles, work.chunks, work.copied, work.positions);
+  return py::make_tuple(work.tiles, work.chunks, work.copied, work.positions, work.cycles);
 }
 
 // (blocks, warps of one, runs of a warp, units of a run, products of a unit, bytes of a row)

@@ -34,7 +34,7 @@ def _square(channels, size, **changes):
     return _layer("dcgan-64-3@32", channels, size, **changes)
 
 
-# Segments of 64, 32 and 16 pixels; tiles of some samples and of one; more tiles than the blocks of any GPU take at a time.
+# Segments of 64, 32 and 16 pixels, and whole vectors that lanes copy; tiles of some samples and of one; more tiles than the blocks of any GPU take at a time.
 LAYERS = {
     "4x4": _square((128, 24), (13, 4, 4)),
     "8x8": _square((64, 16), (5, 8, 8)),
@@ -42,6 +42,10 @@ LAYERS = {
     "4x8": _square((136, 9), (6, 4, 8)),
     "12x8": _square((72, 11), (3, 12, 8)),
     "8x16, one sample": _square((200, 8), (1, 8, 16)),
+    "16x12, one sample of a tile": _square((136, 12), (5, 16, 12)),
+    "2x4, by lanes alone": _square((72, 20), (27, 2, 4)),
+    "4x6, by lanes alone": _square((100, 24), (18, 4, 6)),
+    "8x6, many tiles": _square((160, 72), (150, 8, 6)),
     "16 channels": _square((16, 40), (9, 4, 4)),
     "many tiles": _square((128, 96), (600, 4, 4)),
     "many chunks": _square((1100, 8), (20, 4, 4)),

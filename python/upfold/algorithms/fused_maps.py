@@ -18,16 +18,17 @@ class _Rates(NamedTuple):
     """What predicts the microseconds of a call: fitted to both tiles of seven layers in bfloat16 on an H200 (8 % off)."""
 
     call: float
-    product: float  # cycles of 64 channels of a column
+    product: float  # times the cycles of the tensor cores
     loaded: float  # bytes that a multiprocessor gets in a cycle
     short: float  # times as long, where rows of pixels are less than a whole one of the copy engine
     position: float  # cycles of a position of outputs
     tile: float  # of a tile's sums beside its positions
 
 
-_RATES = _Rates(4.0, 4.0, 43.0, 1.35, 42.0, 600.0)
+_RATES = _Rates(4.0, 1.0, 43.0, 1.35, 42.0, 600.0)
 _ROW = 64  # pixels
-_BESIDE = 1  # the tile whose warpgroups work side by side, and sum together
+_IN_TURN = 0  # the tile whose warpgroups take turns; those of others work side by side, and sum together
+_FIRST_BY_LANES = 2  # tiles whose lanes copy pixels
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -43,17 +44,18 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
     module = cuda.module()
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     predicted = {}
-    for config, columns in enumerate(module.fused_maps_tiles()):
+    for config in range(len(module.fused_maps_tiles())):
         if not module.fused_maps_fits(device, problem.cuda, config, problem.alignment):
             continue
         if problem.batch == 0:
             predicted[FIRST + config] = _RATES.call
             continue
-        tiles, chunks, copied, positions = call(problem, FIRST + config, device).work
-        load = copied / _RATES.loaded * (_RATES.short if problem.in_pixels % _ROW else 1.0)
-        busy, sums = chunks * max(columns * _RATES.product, load), positions * _RATES.position + _RATES.tile
+        tiles, chunks, copied, positions, cycles = call(problem, FIRST + config, device).work
+        short = config < _FIRST_BY_LANES and problem.in_pixels % _ROW
+        load = copied / _RATES.loaded * (_RATES.short if short else 1.0)
+        busy, sums = chunks * max(cycles * _RATES.product, load), positions * _RATES.position + _RATES.tile
         turns = -(-tiles // multiprocessors)
-        if config == _BESIDE:
+        if config != _IN_TURN:
             cycles = turns * (busy + sums)
         else:
             cycles = max(turns * busy + sums, -(-turns // 2) * (busy + sums) + (0.0 if turns % 2 else busy))
