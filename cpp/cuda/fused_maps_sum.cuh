@@ -71,8 +71,8 @@ template <typename Tile>
 struct MapsOutputs {
   using Value = typename Tile::Value;
   using Sums = float[Tile::kResults];
-  static constexpr int kTogether = Tile::kResults > 8 ? 1 : 2;  // positions of a lane at a time, as registers allow
-  static constexpr std::uint16_t kNone = 0xffff;                // no sample
+  // Positions of a lane at a time, as registers allow: while a lane waits for one it asks for the others.
+  static constexpr int kTogether = Tile::kResults > 8 ? 1 : Tile::kResults > 4 ? 2 : Tile::kN8 > 16 ? 3 : 4;
 
   const MapsJob& job;
   const MapsTaps* taps;
@@ -119,7 +119,7 @@ struct MapsOutputs {
 
   // kJoined: results that are one vector of y.
   template <int kJoined>
-  __device__ __forceinline__ void store_joined(const MapsPosition& own, const Sums& sums, bool all) const {
+  __device__ __forceinline__ void store_joined(const MapsPosition& own, const Sums& sums) const {
     using Word = typename MapsWord<2 * kJoined>::Type;
     struct alignas(2 * kJoined) {
       Value v[kJoined];
@@ -129,8 +129,7 @@ struct MapsOutputs {
     for (int e = 0; e < Tile::kResults; e += kJoined) {
 #pragma unroll
       for (int i = 0; i < kJoined; ++i) values.v[i] = Narrow<Value>::from(sums[e + i]);
-      if (all || ((own.outputs >> e & 1) && job.channel[e] < channels))
-        *reinterpret_cast<Word*>(to + job.result[e]) = *reinterpret_cast<const Word*>(&values);
+      if (own.outputs >> e & 1) *reinterpret_cast<Word*>(to + job.result[e]) = *reinterpret_cast<const Word*>(&values);
     }
   }
 
@@ -144,11 +143,13 @@ struct MapsOutputs {
   }
   template <int kJoined>
   __device__ __forceinline__ void run_joined() const {
-    const bool all = job.whole && job.channel[Tile::kResults - 1] < channels;
     Sums added;
+    std::uint32_t present = 0;  // results whose channel exists
 #pragma unroll
-    for (int e = 0; e < Tile::kResults; ++e)
+    for (int e = 0; e < Tile::kResults; ++e) {
+      present |= std::uint32_t(job.channel[e] < channels) << e;
       added[e] = bias == nullptr || job.channel[e] >= channels ? 0.0f : widen(bias[job.channel[e]]);
+    }
 #pragma unroll 1
     for (std::int32_t first = std::int32_t(threadIdx.x) % 32; first < job.positions; first += 32 * kTogether) {
       MapsPosition own[kTogether];
@@ -159,7 +160,7 @@ struct MapsOutputs {
         const bool exists = number < job.positions;
         own[i] = positions[exists ? number : first];
         sum(exists ? number : first, added, sums[i]);
-        if (!exists) own[i].sample = kNone;
+        own[i].outputs = exists && own[i].sample < samples ? own[i].outputs & present : 0;
       }
       if (job.activation != Activation::kNone) {
         const Activate activate{sums};
@@ -167,8 +168,7 @@ struct MapsOutputs {
         if (job.activation == Activation::kRelu) activate(Rectify{});
       }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (own[i].sample < samples) store_joined<kJoined>(own[i], sums[i], all);
+      for (int i = 0; i < kTogether; ++i) store_joined<kJoined>(own[i], sums[i]);
     }
   }
 };
