@@ -121,7 +121,7 @@ struct MapsBlock {
     std::uint32_t used = 0;
     for (std::int32_t chunk = 0; chunk < job.chunks; ++chunk, ring.next()) {
       barrier_wait(address(barriers.full[ring.at]), ring.parity);
-      if constexpr (Tile::kByLanes) publish_to_products();  // what lanes copied
+      if constexpr (Tile::kByLanes) publish_to_products();  // what lanes copied, which the barrier made known here
       const std::uint32_t at = in_descriptor(stage(ring.at));
       const std::uint64_t a = columns + at, b = pixels + at;
       warpgroup_begin();

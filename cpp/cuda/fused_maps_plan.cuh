@@ -75,6 +75,7 @@ class MapsPlanner {
     if (!run || !taps || (out_channels_per_group(p_) > 1 && w.c != kernel_taps(p_)) || columns() % 8 != 0) return false;
     for (const std::int64_t stride : {x.c, w.n})
       if (stride <= 0 || stride % 8 != 0 || stride >= kMostMapsCount) return false;
+    if (tile_.by_lanes && x.c >= kMostMapsCount / tile_.channels) return false;  // bytes of a stage are counted in 32 bits
     return p_.batch == 1 || (x.n > 0 && x.n % 8 == 0 && x.n < kMostMapsCount / tile_.pixels);
   }
 
