@@ -34,7 +34,8 @@ def _square(channels, size, **changes):
     return _layer("dcgan-64-3@32", channels, size, **changes)
 
 
-# Segments of 64, 32 and 16 pixels, and whole vectors that lanes copy; tiles of some samples and of one; more tiles than the blocks of any GPU take at a time.
+# Segments of 64, 32 and 16 pixels, and whole vectors that lanes copy; tiles of some samples and of one; more tiles than the
+# blocks of any GPU take at a time.
 LAYERS = {
     "4x4": _square((128, 24), (13, 4, 4)),
     "8x8": _square((64, 16), (5, 8, 8)),
