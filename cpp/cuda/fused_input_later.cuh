@@ -55,10 +55,7 @@ struct InputLater {
 
   template <int kTogether>
   struct Pieces {
-    using Piece =
-        std::conditional_t<kTogether * kSize == 16, uint4,
-                           std::conditional_t<kTogether * kSize == 8, uint2,
-                                              std::conditional_t<kTogether * kSize == 4, std::uint32_t, std::uint16_t>>>;
+    using Piece = Word<kTogether * kSize>;
     // Of a channel; channels that the threads of a warpgroup have at a time; of a thread.
     static constexpr int kAcross = kPixels / kTogether, kChannelsAtOnce = 128 / kAcross, kCount = kChannels / kChannelsAtOnce;
     static_assert(kCount <= kChannels, "`done` begins where nothing is left");

@@ -181,7 +181,6 @@ constexpr int kFirstWeightRows = 52, kFirstOfThree = 56;
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
 
 #include "fused_last_plan.h"
 
@@ -215,7 +214,7 @@ const void* pack_operands(const Launch& launch, const LastPlan& plan, const Last
     if (packs) pack_last<Value>(launch, plan, operands.w, operands.packed);
     return from;
   }
-  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  using Bits = Word<sizeof(Value)>;
   const LastSourceJob job = source_at(plan.source_pack, from, samples);
   const unsigned blocks = unsigned(source_blocks(job));
   const auto bits = reinterpret_cast<const Bits*>(from);

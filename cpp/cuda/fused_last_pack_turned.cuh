@@ -14,15 +14,6 @@ static_assert(kLastPackLines / 8 <= kLastPackRows && kSourceSteps * kSourcePixel
                   kLastPackRows <= kLastPackThreads,
               "a thread for each row");
 
-template <int kSize>
-struct LastBits {
-  using Type = std::uint32_t;
-};
-template <>
-struct LastBits<2> {
-  using Type = std::uint16_t;
-};
-
 // Of what lies together for each channel of the source, number `number`. Behind those of w are zeros of channels that no result
 // has.
 template <typename Value>
@@ -51,7 +42,7 @@ UPFOLD_DEVICE std::uint32_t row_of_result(const LastPackJob& job, std::uint32_t 
 // Channels of the result and taps lie together for each channel of the source: the forward. A block turns some of them.
 template <typename Value>
 UPFOLD_DEVICE void pack_by_result(const LastPackJob& job, std::uint32_t block, const Value* w, uint4* packed, uint4* memory) {
-  using Bits = typename LastBits<int(sizeof(Value))>::Type;
+  using Bits = Word<sizeof(Value)>;
   constexpr int kChannels = 128 / int(sizeof(Value)), kEach = 16 / int(sizeof(Value));
   std::uint32_t rest = block;
   const std::uint32_t channel_block = take(job.channel_blocks, rest), part = take(job.parts, rest), group = rest;

@@ -5,25 +5,6 @@
 
 namespace upfold::cuda {
 
-template <int kBytes>
-struct MapsWord;
-template <>
-struct MapsWord<2> {
-  using Type = std::uint16_t;
-};
-template <>
-struct MapsWord<4> {
-  using Type = std::uint32_t;
-};
-template <>
-struct MapsWord<8> {
-  using Type = uint2;
-};
-template <>
-struct MapsWord<16> {
-  using Type = uint4;
-};
-
 // What the positions of a tile have in common for all tiles, by those that sum: half of the entries of one for each.
 template <typename Tile>
 UPFOLD_DEVICE void list_positions(const MapsJob& job, MapsTaps* taps, MapsPosition* positions) {
@@ -120,7 +101,7 @@ struct MapsOutputs {
   // kJoined: results that are one vector of y.
   template <int kJoined>
   __device__ __forceinline__ void store_joined(const MapsPosition& own, const Sums& sums) const {
-    using Word = typename MapsWord<2 * kJoined>::Type;
+    using Joined = Word<2 * kJoined>;
     struct alignas(2 * kJoined) {
       Value v[kJoined];
     } values;
@@ -129,7 +110,7 @@ struct MapsOutputs {
     for (int e = 0; e < Tile::kResults; e += kJoined) {
 #pragma unroll
       for (int i = 0; i < kJoined; ++i) values.v[i] = Narrow<Value>::from(sums[e + i]);
-      if (own.outputs >> e & 1) *reinterpret_cast<Word*>(to + job.result[e]) = *reinterpret_cast<const Word*>(&values);
+      if (own.outputs >> e & 1) *reinterpret_cast<Joined*>(to + job.result[e]) = *reinterpret_cast<const Joined*>(&values);
     }
   }
 

@@ -85,7 +85,7 @@ struct UnitsOperands {
 
   // Of pixels of which two are aligned together: two places at a time, a vector of channels each, and several such pairs whose
   // loads are all begun before any is asked for.
-  using PixelPair = std::conditional_t<sizeof(Value) == 2, std::uint32_t, uint2>;
+  using PixelPair = Word<2 * sizeof(Value)>;
   static __device__ __forceinline__ uint4 half_of(const PixelPair (&pairs)[kVector], int half) {
     if constexpr (sizeof(Value) == 2) {
       const std::uint32_t pick = half == 0 ? 0x5410 : 0x7632;

@@ -57,7 +57,7 @@ template <typename Value>
 const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace,
                            std::int64_t at) {
   if (job.vectors == 0) return operand;
-  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  using Bits = Word<sizeof(Value)>;
   void* const to = static_cast<unsigned char*>(workspace) + at;
   launch_in_turn("fused", fused_weight_pack_kernel<Bits>, launch, (job.vectors + kWeightPackThreads - 1) / kWeightPackThreads,
                  kWeightPackThreads, job, static_cast<const Bits*>(operand), static_cast<uint4*>(to));

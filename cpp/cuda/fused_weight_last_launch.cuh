@@ -68,7 +68,7 @@ namespace upfold::cuda {
 // Some samples of an operand: as they lie, or where they are to be packed, and by how many blocks.
 template <typename Value>
 struct WeightLastSamples {
-  using Bits = std::conditional_t<sizeof(Value) == 2, std::uint16_t, std::uint32_t>;
+  using Bits = Word<sizeof(Value)>;
   LastSourceJob job = {};
   const Bits* from;
   uint4* to = nullptr;

@@ -117,16 +117,6 @@ __device__ __forceinline__ void clear_patch(const WindowJob& job, unsigned char*
     vectors[i] = make_uint4(0, 0, 0, 0);
 }
 
-// A value as an unsigned number of its size.
-template <int kSize>
-struct WindowBits {
-  using Type = std::uint32_t;
-};
-template <>
-struct WindowBits<2> {
-  using Type = std::uint16_t;
-};
-
 // The weight of a tile's channels.
 template <typename Tile>
 struct WindowWeight {
@@ -191,7 +181,7 @@ struct WindowWeight {
   }
   __device__ __forceinline__ void lay_out_word(std::int32_t word, std::int32_t m) const {
     if (m >= channels) return;
-    using Bits = typename WindowBits<Tile::kSize>::Type;
+    using Bits = Word<Tile::kSize>;
     const Bits* from = reinterpret_cast<const Bits*>(memory + job.raw_at) + word * Tile::kOfWord * job.raw_k + m * job.raw_m;
     unsigned char* to = memory + job.weight_at + place(word, m);
     const std::int32_t step = tap_bytes(), apart = job.raw_k;

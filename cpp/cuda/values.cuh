@@ -16,6 +16,28 @@ struct Complex {
   Real re, im;
 };
 
+// A word of 2, 4, 8 or 16 bytes: values that are moved, not reckoned with.
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using Type = std::uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using Type = std::uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+template <int kBytes>
+using Word = typename WordOf<kBytes>::Type;
+
 // 16-bit types sum in float32, every other type in itself.
 template <typename Value>
 struct SumOf {
