@@ -150,6 +150,32 @@ class FusedPointInputCall {
   std::shared_ptr<const PointInputPlan> plan_;
 };
 
+// Tile choices of the gradient of the input by taps that are laid out in shared memory: rows and pixels of a tile.
+std::vector<std::pair<int, int>> fused_laid_tiles();
+// Whether choice number `config` runs this problem on the device (kConv of float32 rounded to TF32, float16 or bfloat16, of one
+// group, with a kernel two or four taps wide, of a power of two in all, and rows of y that follow one another, on compute
+// capability 9.0); `alignment` bytes, at most 16, divide the addresses of x, w and y.
+bool fused_laid_fits(int device, const Problem& p, int config, std::int64_t alignment);
+struct LaidPlan;
+// What a choice launches: tiles, chunks of one, parts of the reduction, stages, and whether taps may lie beside the plane.
+struct FusedLaidWork {
+  std::int64_t tiles, chunks, splits, stages;
+  bool edges;
+};
+// The gradient in one launch, with nothing packed and without a workspace. Planned once, then the same for any operands and by
+// any thread.
+class FusedLaidCall {
+ public:
+  FusedLaidCall(int device, const Problem& p, int config, std::int64_t alignment);
+  FusedLaidWork work() const;
+  void run(const FusedOperands& operands, std::uintptr_t stream) const;
+
+ private:
+  int device_, config_;
+  Dtype dtype_;
+  std::shared_ptr<const LaidPlan> plan_;
+};
+
 // Tile choices of the fused method's gradients of small layers: blocks that a multiprocessor has at once.
 std::vector<int> fused_small_tiles();
 // Whether choice number `config` runs this problem (kConv, kConvTransposeWeight of float32 rounded to TF32, float16 or bfloat16,

@@ -56,6 +56,12 @@ py::tuple fused_point_input_work(const FusedPointInputCall& call) {
   return py::make_tuple(work.blocks, work.rows, work.samples);
 }
 
+// (tiles, chunks of one, parts of the reduction, stages, whether taps may lie beside the plane)
+py::tuple fused_laid_work(const FusedLaidCall& call) {
+  const FusedLaidWork work = call.work();
+  return py::make_tuple(work.tiles, work.chunks, work.splits, work.stages, work.edges);
+}
+
 // (blocks, steps of the reduction of a warp)
 py::tuple fused_small_work(const FusedSmallCall& call) {
   const FusedSmallWork work = call.work();
@@ -112,6 +118,9 @@ void bind_tiles(py::module_& m) {
   m.def("fused_point_input_fits", &fused_point_input_fits, py::arg("device"), py::arg("problem"), py::arg("config"),
         py::arg("alignment"));
   define_aligned<FusedPointInputCall>(m, "FusedPointInputCall", &fused_point_input_work);
+  m.def("fused_laid_tiles", &fused_laid_tiles);
+  m.def("fused_laid_fits", &fused_laid_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
+  define_aligned<FusedLaidCall>(m, "FusedLaidCall", &fused_laid_work);
   m.def("fused_small_tiles", &fused_small_tiles);
   m.def("fused_small_fits", &fused_small_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedSmallCall>(m, "FusedSmallCall", &fused_small_work);

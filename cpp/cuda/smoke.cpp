@@ -208,9 +208,9 @@ void run_fused_last(const Problem& p, bool has_bias, Random& random, Tally& tall
 }
 
 // The calls that need no workspace and whose plans depend on the alignment.
-template <typename Call, typename Fits>
-void run_aligned(const char* name, const std::vector<int>& tiles, const Fits& fits, const Problem& p, bool has_bias,
-                 Random& random, Tally& tally) {
+template <typename Call, typename Tiles, typename Fits>
+void run_aligned(const char* name, const Tiles& tiles, const Fits& fits, const Problem& p, bool has_bias, Random& random,
+                 Tally& tally) {
   for (int config = 0; config < int(tiles.size()); ++config) {
     if (!fits(0, p, config, 16)) continue;
     const Call fused(0, p, config, 16);
@@ -301,6 +301,8 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
               });
     }
     if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
+    if (op == Operator::kConv && !small)
+      run_aligned<FusedLaidCall>("fused_laid", fused_laid_tiles(), fused_laid_fits, p, false, random, tally);
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
     if (op != Operator::kConvTranspose)

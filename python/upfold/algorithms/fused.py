@@ -20,6 +20,7 @@ from . import (
     fused_groups,
     fused_heads,
     fused_input,
+    fused_laid,
     fused_last,
     fused_last_planes,
     fused_last_runs,
@@ -225,6 +226,8 @@ def _call(problem: Problem, config: int, device: int) -> Any:
         return fused_groups.call(problem, device)
     if config >= fused_heads.FIRST:
         return fused_heads.call(problem, config, device)
+    if config >= fused_laid.FIRST:
+        return fused_laid.call(problem, config, device)
     if config >= fused_maps.FIRST:
         return fused_maps.call(problem, config, device)
     if config >= fused_units.FIRST:
@@ -311,6 +314,7 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         as_forward = {} if mirrored is None else _tile_microseconds(mirrored, device)
         own = fused_input.microseconds(problem, device) | fused_last.microseconds(problem, device)
         own |= fused_small.microseconds(problem, device) | fused_window.microseconds(problem, device) | of_point
+        own |= fused_laid.microseconds(problem, device)
         own |= {fused_input.MIRRORED + c: t for c, t in as_forward.items()} | fused_groups.microseconds(problem, device)
         return fused_beside.compared(problem, own, device)
     own = _tile_microseconds(problem, device) | fused_last.microseconds(problem, device)

@@ -1,0 +1,119 @@
+// The kernel of the gradient of the input by taps that are laid out in shared memory.
+#pragma once
+
+#include "fused_laid_columns.cuh"
+#include "fused_laid_store.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+template <typename Tile>
+struct LaidBlock : LaidColumns<Tile> {
+  using Base = LaidColumns<Tile>;
+  using Base::job, Base::barriers, Base::address, Base::stage;
+  using typename Base::Cursor;
+  using typename Base::Value;
+  using Sums = float[Tile::kM][Tile::kN8][4];
+
+  __device__ __forceinline__ void make_barriers() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < job.stages; ++i) {
+        barrier_make(address(barriers.full[i]), 1 + Tile::kLanes / 32);  // the thread that copies w, and warps
+        barrier_make(address(barriers.empty[i]), Tile::kWorkers / 32);
+      }
+      for (int i = 0; i < job.buffers; ++i) {
+        barrier_make(address(barriers.raw_full[i]), Tile::kWorkers / 32);
+      }
+      barriers_made();
+    }
+    this->clear_margins();
+    __syncthreads();  // barriers are made, margins are zeros
+  }
+
+  __device__ __forceinline__ void leave(std::uint32_t barrier) const {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+  // The last chunk's stage is still held at the end, whose number is returned.
+  __device__ __forceinline__ std::uint32_t multiply(Ring& ring, std::int32_t chunks, std::int32_t warpgroup,
+                                                    const unsigned char* y, Cursor& copies, Sums& sums) const {
+    constexpr std::uint32_t kGroup = 64, kPart = 64 * 128 / 16, kStep = 2;  // of 16 bytes: eight rows, a product's rows, a step
+    const std::uint64_t rows = long_row_descriptor(std::uint32_t(warpgroup * Tile::kM) * kPart, kGroup);
+    const std::uint64_t pixels = long_row_descriptor(Tile::kWeightBytes / 16, kGroup);
+    std::uint32_t used = 0, last = 0;
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk, ring.next()) {
+      barrier_wait(address(barriers.full[ring.at]), ring.parity);
+      const std::uint32_t at = in_descriptor(stage(ring.at));
+      warpgroup_begin();
+#pragma unroll
+      for (int k = 0; k < Tile::kProducts; ++k) {
+#pragma unroll
+        for (int i = 0; i < Tile::kM; ++i)
+          WarpgroupCore<Value, Tile::kN8, 1, 0>::add(sums[i], rows + at + i * kPart + k * kStep, pixels + at + k * kStep);
+      }
+      warpgroup_commit();
+      this->copy_next(y, copies);  // while these are multiplied
+      this->copy_next(y, copies);
+      warpgroup_wait<1>();
+      if (used != 0) leave(used);
+      used = address(barriers.empty[ring.at]), last = ring.at;
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kN8 * 4; ++i) pin(sums[i / 4 / Tile::kN8][i / 4 % Tile::kN8][i % 4]);
+    return last;
+  }
+
+  __device__ __forceinline__ void finish(const LaidPlace& place, std::int32_t warpgroup, std::uint32_t last, const Sums& sums,
+                                         Value* x) const {
+    unsigned char *const memory = this->memory, *const used = memory + last * Tile::kStageBytes;
+    if constexpr (sizeof(Value) == 2) {
+      if (job.vector == 8) return LaidStore<Tile, 8>{job, place, x}.run(memory, used, warpgroup, sums);
+    }
+    if (job.vector == 4) return LaidStore<Tile, 4>{job, place, x}.run(memory, used, warpgroup, sums);
+    if (job.vector == 2) return LaidStore<Tile, 2>{job, place, x}.run(memory, used, warpgroup, sums);
+    LaidStore<Tile, 1>{job, place, x}.run(memory, used, warpgroup, sums);
+  }
+
+  __device__ __forceinline__ void work(const Value* y, Value* x) const {
+    const std::int32_t warpgroup = std::int32_t(threadIdx.x) / 128;
+    const unsigned char* const from = reinterpret_cast<const unsigned char*>(y);
+    Cursor copies{blockIdx.x, 0, 0, nullptr, 0, 0, 0, 0, Ring(job.buffers)};
+    this->begin_tile(from, copies);
+    for (std::int32_t i = 0; i < job.buffers / 2 * 2; ++i) this->copy_next(from, copies);
+    Ring ring(job.stages);
+    for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+      const LaidPlace place = laid_place(job, tile, Tile::kRows, Tile::kPixels);
+      Sums sums = {};
+      const std::uint32_t last = multiply(ring, place.chunks, warpgroup, from, copies, sums);
+      finish(place, warpgroup, last, sums, x);
+      __syncwarp();  // all lanes have read what they staged
+      leave(address(barriers.empty[last]));
+    }
+  }
+};
+#endif
+
+// Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fused_laid_kernel(const __grid_constant__ LaidJob job, const __grid_constant__ BoxMap w,
+                      const typename Tile::Value* __restrict__ y, typename Tile::Value* __restrict__ x) {
+#if UPFOLD_WARPGROUPS
+  extern __shared__ uint4 memory[];
+  __shared__ LaidBarriers barriers;
+  if (threadIdx.x == Tile::kWorkers) expect_boxes(w);
+  unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kLaidAlignment;
+  const LaidBlock<Tile> block{{job, barriers, first, SharedAddress(&barriers), SharedAddress(first)}};
+  block.make_barriers();
+  take_turn();
+  if (threadIdx.x >= Tile::kWorkers) {
+    give_registers_back<Tile::kLoadRegisters>();
+    block.produce(w);
+    return;
+  }
+  take_registers<Tile::kWorkRegisters>();
+  block.work(y, x);
+#endif
+}
+
+}  // namespace upfold::cuda

@@ -1,0 +1,60 @@
+// The kernels of the gradient of the input by taps that are laid out, for one type, and their launches.
+#pragma once
+
+#include "fused_laid_kernel.cuh"
+
+namespace upfold::cuda {
+
+// The tile's index; products of a warpgroup, eighths of the pixels; rows of the kernel, whether some of it may lie beside the
+// plane.
+#define UPFOLD_LAID_TILES_OF(DO, index, Value, ...) \
+  DO(index, Value, __VA_ARGS__, 2, false) DO(index, Value, __VA_ARGS__, 4, false) DO(index, Value, __VA_ARGS__, 4, true)
+#define UPFOLD_LAID_TILES(DO, Value)        \
+  UPFOLD_LAID_TILES_OF(DO, 0, Value, 2, 24) \
+  UPFOLD_LAID_TILES_OF(DO, 1, Value, 2, 16) \
+  UPFOLD_LAID_TILES_OF(DO, 2, Value, 1, 24) \
+  UPFOLD_LAID_TILES_OF(DO, 3, Value, 1, 16)
+
+#define UPFOLD_INSTANTIATE_LAID_KERNEL(index, Value, ...)                   \
+  template __global__ void fused_laid_kernel<LaidTile<Value, __VA_ARGS__>>( \
+      const __grid_constant__ LaidJob, const __grid_constant__ BoxMap, const Value*, Value*);
+#define UPFOLD_INSTANTIATE_LAID(Value) UPFOLD_LAID_TILES(UPFOLD_INSTANTIATE_LAID_KERNEL, Value)
+
+}  // namespace upfold::cuda
+
+#ifndef __CUDACC_RTC__
+#include "fused_laid_plan.h"
+
+namespace upfold::cuda {
+
+template <typename Value>
+void run_laid(const Launch& launch, const LaidPlan& plan, int config, const FusedOperands& operands) {
+  const BoxMap w = describe_boxes(plan.w, operands.w);
+  const LaidJob& job = plan.job;
+  const auto y = static_cast<const Value*>(operands.y);
+  const auto x = static_cast<Value*>(const_cast<void*>(operands.x));
+  int multiprocessors = 0;
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
+  const unsigned splits = job.splits.value;
+  const unsigned blocks = splits > 1 || job.tiles < unsigned(multiprocessors) ? job.tiles : unsigned(multiprocessors);
+#define UPFOLD_RUN(index, type, kM, kN8, kKernel, kEdges)                      \
+  if (config == index && plan.kernel == kKernel && plan.edges == kEdges) {     \
+    using Tile = LaidTile<Value, kM, kN8, kKernel, kEdges>;                    \
+    const Grid grid{blocks, Tile::kThreads, plan.shared_bytes, true, splits};  \
+    launch_grid("fused", fused_laid_kernel<Tile>, launch, grid, job, w, y, x); \
+  }
+  UPFOLD_LAID_TILES(UPFOLD_RUN, Value)
+#undef UPFOLD_RUN
+}
+
+// Whether the kernels were compiled with the instructions of warpgroups: elsewhere they are empty.
+template <typename Value>
+bool has_laid_kernels() {
+  cudaFuncAttributes found;
+  const auto kernel = fused_laid_kernel<LaidTile<Value, 2, 24, 2, false>>;
+  check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
+  return found.sharedSizeBytes > 0;
+}
+
+}  // namespace upfold::cuda
+#endif

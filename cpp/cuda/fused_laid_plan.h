@@ -1,0 +1,20 @@
+// How the gradient of the input by taps that are laid out cuts a problem into tiles.
+#pragma once
+
+#include "boxes.h"
+#include "fused_api.h"
+#include "fused_laid.cuh"
+#include "launch.cuh"
+
+namespace upfold::cuda {
+
+struct LaidPlan {
+  bool possible = false;
+  bool edges = false;
+  int kernel = 0;  // its rows, and values of each
+  LaidJob job = {};
+  BoxTensor w = {};
+  int shared_bytes = 0;
+};
+
+}  // namespace upfold::cuda

@@ -1,0 +1,213 @@
+// The sums of the gradient of the input by taps that are laid out: added up by the blocks of a cluster where each has a part of
+// the reduction, rounded, and stored.
+#pragma once
+
+#include "fused_laid.cuh"
+#include "lanes.cuh"
+
+namespace upfold::cuda {
+
+#if UPFOLD_WARPGROUPS
+// kVector: neighbouring pixels that a lane stores at a time. A lane has pixels 2 * (lane % 4) and the next of each eight, and
+// rows lane / 4 and the eighth behind it.
+template <typename Tile, int kVector>
+struct LaidStore {
+  using Value = typename Tile::Value;
+  using Sums = float[Tile::kM][Tile::kN8][4];
+  using Group = float[4][4];                        // four eights of pixels, of a product
+  static constexpr int kOfProduct = Tile::kN8 / 4;  // groups
+  static_assert(Tile::kN8 % 4 == 0, "whole groups");
+
+  const LaidJob& job;
+  const LaidPlace& place;
+  Value* x;
+
+  // Four lanes exchange words, so that each has whole vectors: of as many eights as they have words each lane has those of one.
+  template <int kWords>
+  static __device__ __forceinline__ void exchange(std::uint32_t own, std::uint32_t (&words)[kWords]) {
+#pragma unroll
+    for (int apart = kWords / 2; apart > 0; apart /= 2) {
+      const bool upper = own / apart % 2 != 0;
+#pragma unroll
+      for (int k = 0; k < kWords; ++k) {
+        if (k / apart % 2 != 0) continue;
+        const std::uint32_t sent = upper ? words[k] : words[k + apart], got = __shfl_xor_sync(~0u, sent, apart);
+        (upper ? words[k] : words[k + apart]) = got;
+      }
+    }
+  }
+
+  // Eights `eight` and the three behind it, of product `product` of the tile. All lanes of a warp at once.
+  __device__ __forceinline__ void store(std::int32_t product, std::int32_t eight, const Group& v) const {
+    const std::uint32_t lane = threadIdx.x % 32;
+    const std::int32_t row = place.row + product * 64 + std::int32_t(threadIdx.x / 32 % 4 * 16 + lane / 4);
+    constexpr int kWords = kVector < 4 || sizeof(Value) == 4 ? 1 : kVector / 2;
+#pragma unroll
+    for (int first = 0; first < 4; first += kWords) {
+      const std::uint32_t own = lane % kWords;
+      const std::int32_t in_eight = kWords == 4 ? 0 : kWords == 2 ? std::int32_t(lane % 4 / 2 * 4) : std::int32_t(lane % 4 * 2);
+      const std::int32_t pixel = place.pixel + 8 * (eight + first + std::int32_t(own)) + in_eight;
+      const bool exists = pixel < job.pixels, both = pixel + 1 < job.pixels;
+      const std::int64_t at = laid_result(job, exists ? pixel : 0),
+                         next = kVector > 1 ? 0 : laid_result(job, both ? pixel + 1 : 0);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Value* const to = x + (row + 8 * half) * job.x_c;
+        const bool stores = exists && row + 8 * half < job.rows;
+        const float low = v[first][2 * half], high = v[first][2 * half + 1];
+        if constexpr (kWords > 1) {
+          std::uint32_t words[kWords];
+#pragma unroll
+          for (int k = 0; k < kWords; ++k) words[k] = pair_of<Value>(v[first + k][2 * half], v[first + k][2 * half + 1]);
+          exchange<kWords>(own, words);
+          if (!stores) continue;
+          if constexpr (kWords == 4) *reinterpret_cast<uint4*>(to + at) = {words[0], words[1], words[2], words[3]};
+          if constexpr (kWords == 2) *reinterpret_cast<uint2*>(to + at) = {words[0], words[1]};
+        } else if constexpr (kVector > 1) {
+          if (stores) store_neighbours(to + at, low, high);
+        } else {
+          if (stores) to[at] = Narrow<Value>::from(low);
+          if (stores && both) to[next] = Narrow<Value>::from(high);
+        }
+      }
+    }
+  }
+
+  // A warp's 16 rows of a product and some of the pixels, on their way to x: so many bytes from row to row that what lanes write
+  // at a time lies in different banks.
+  static constexpr int kSize = int(sizeof(Value)), kPasses = kSize / Tile::kM, kEights = Tile::kN8 / kPasses;
+  static constexpr int kPixels = 8 * kEights, kPitch = kPixels * kSize + 8 * kSize, kWarpBytes = 16 * kPitch;
+  static_assert(8 * kWarpBytes + Tile::kPixels * 8 <= Tile::kStageBytes, "what a stage holds, with the pixels' places");
+
+  // Where the pixels of the tile lie in a channel of x, -1 behind the last one; behind what the warps stage.
+  static __device__ __forceinline__ std::int64_t* places_of(unsigned char* staging) {
+    return reinterpret_cast<std::int64_t*>(staging + 8 * kWarpBytes);
+  }
+  __device__ __forceinline__ void place_pixels(unsigned char* staging) const {
+    const std::int32_t pixel = place.pixel + std::int32_t(threadIdx.x);
+    if (threadIdx.x < std::uint32_t(Tile::kPixels))
+      places_of(staging)[threadIdx.x] = pixel < job.pixels ? laid_result(job, pixel) : -1;
+  }
+
+  // What a warp has staged of rows from `row` on, to x: a lane some neighbouring pixels of a row at a time, of the same ones and
+  // of every so manieth row.
+  __device__ __forceinline__ void copy_rows(const unsigned char* own, const std::int64_t* places, std::int32_t row) const {
+    constexpr std::int32_t kUnits = kPixels / kVector, kBytes = kVector * kSize;
+    constexpr std::int32_t kStep = 32 / (kUnits % 32 == 0 ? 32 : kUnits % 16 == 0 ? 16 : kUnits % 8 == 0 ? 8 : 4);  // rows
+    constexpr std::int32_t kOwn = kStep * kUnits / 32;
+    static_assert(kOwn * 32 == kStep * kUnits && 16 % kStep == 0, "the same of all lanes");
+    using Unit = Word<kBytes>;
+    Value* to[kOwn];
+    const unsigned char* from[kOwn];
+    std::int32_t left[kOwn];  // rows
+#pragma unroll
+    for (std::int32_t k = 0; k < kOwn; ++k) {
+      const std::int32_t i = std::int32_t(threadIdx.x) % 32 + 32 * k, in_rows = i / kUnits, unit = i % kUnits;
+      const std::int64_t at = places[unit * kVector];
+      to[k] = x + (row + in_rows) * job.x_c + at, from[k] = own + in_rows * kPitch + unit * kBytes;
+      left[k] = at >= 0 ? job.rows - row - in_rows : 0;
+    }
+#pragma unroll 2
+    for (std::int32_t i = 0; i < 16; i += kStep) {
+#pragma unroll
+      for (std::int32_t k = 0; k < kOwn; ++k) {
+        const Unit value = *reinterpret_cast<const Unit*>(from[k] + i * kPitch);
+        if (i < left[k]) *reinterpret_cast<Unit*>(to[k] + i * job.x_c) = value;
+      }
+    }
+  }
+  // The same where a row begins at any 16-bit value: pairs that are whole words where they lie, and what is left at their ends.
+  __device__ __forceinline__ void copy_odd_rows(const unsigned char* own, const std::int64_t* places, std::int32_t row) const {
+    constexpr std::int32_t kUnits = kPixels / 2 + 1;
+    using Bits = Word<kSize>;
+    Bits* const first = reinterpret_cast<Bits*>(x) + row * job.x_c;
+    const std::uint32_t begins = std::uint32_t(reinterpret_cast<std::uintptr_t>(first) / 2 + std::uintptr_t(places[0]));
+#pragma unroll 2
+    for (std::int32_t i = std::int32_t(threadIdx.x) % 32; i < 16 * kUnits; i += 32) {
+      const std::int32_t in_rows = i / kUnits, unit = i % kUnits;
+      if (row + in_rows >= job.rows) continue;
+      const std::int32_t low = 2 * unit - std::int32_t(begins + std::uint32_t(in_rows) * std::uint32_t(job.x_c) & 1);
+      const std::int32_t high = low + 1;
+      const Bits* const from = reinterpret_cast<const Bits*>(own + in_rows * kPitch);
+      Bits* const to = first + in_rows * job.x_c;
+      const std::int64_t a = low >= 0 && low < kPixels ? places[low] : -1, b = high < kPixels ? places[high] : -1;
+      Bits* const at = to + a;
+      if (a >= 0 && b == a + 1 && reinterpret_cast<std::uintptr_t>(at) % 4 == 0) {
+        *reinterpret_cast<std::uint32_t*>(at) = std::uint32_t(from[low]) | std::uint32_t(from[high]) << 16;
+        continue;
+      }
+      if (a >= 0) *at = from[low];
+      if (b >= 0) to[b] = from[high];
+    }
+  }
+
+  // All sums of a tile, by way of a stage that nobody reads any more.
+  __device__ __forceinline__ void store_all(unsigned char* staging, std::int32_t warpgroup, const Sums& sums) const {
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
+    meet<1, Tile::kWorkers>();  // all products have read what results overwrite
+    place_pixels(staging);
+    meet<1, Tile::kWorkers>();  // the places are there
+    unsigned char* const own = staging + warp * kWarpBytes;
+    unsigned char* const to = own + lane / 4 * kPitch + lane % 4 * 2 * kSize;
+#pragma unroll
+    for (int i = 0; i < Tile::kM; ++i) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (i + pass > 0) __syncwarp();  // all lanes have read what was staged before
+#pragma unroll
+        for (int j = 0; j < kEights; ++j) {
+          const float(&v)[4] = sums[i][pass * kEights + j];
+          store_neighbours(reinterpret_cast<Value*>(to + j * 8 * kSize), v[0], v[1]);
+          store_neighbours(reinterpret_cast<Value*>(to + 8 * kPitch + j * 8 * kSize), v[2], v[3]);
+        }
+        __syncwarp();  // the rows are there
+        const std::int64_t* const places = places_of(staging) + pass * kPixels;
+        const std::int32_t row = place.row + (warpgroup * Tile::kM + i) * 64 + warp % 4 * 16;
+        if constexpr (kVector == 1 && kSize == 2) {
+          copy_odd_rows(own, places, row);
+        } else {
+          copy_rows(own, places, row);
+        }
+      }
+    }
+  }
+
+  // In the block's only tile: it puts its sums where the operands were, adds some of all blocks of its cluster up, in their
+  // order, and stores those.
+  __device__ __forceinline__ void add_together(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
+    const std::uint32_t parts = job.splits.value, rank = blockIdx.x % parts;
+    meet<1, Tile::kWorkers>();  // all products have read what the sums overwrite
+    float4* const own = reinterpret_cast<float4*>(memory) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < Tile::kM * Tile::kN8; ++i) {
+      const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];
+      own[i * Tile::kWorkers] = {v[0], v[1], v[2], v[3]};
+    }
+    meet_cluster();  // the sums of all are there
+    const std::uint32_t first = shared_address(own);
+#pragma unroll 1
+    for (std::uint32_t group = rank; group < std::uint32_t(Tile::kM * kOfProduct); group += parts) {
+      Group v = {};
+#pragma unroll 1
+      for (std::uint32_t block = 0; block < parts; ++block) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float4 part = load_of_block(first + (4 * group + std::uint32_t(k)) * std::uint32_t(Tile::kWorkers * 16), block);
+          v[k][0] += part.x, v[k][1] += part.y, v[k][2] += part.z, v[k][3] += part.w;
+        }
+      }
+      store(warpgroup * Tile::kM + std::int32_t(group) / kOfProduct, std::int32_t(group) % kOfProduct * 4, v);
+    }
+    leave_cluster();
+    await_cluster();  // a block stays while others read its sums
+  }
+
+  // `used`: the stage whose products were the last ones.
+  __device__ __forceinline__ void run(unsigned char* memory, unsigned char* used, std::int32_t warpgroup,
+                                      const Sums& sums) const {
+    job.splits.value > 1 ? add_together(memory, warpgroup, sums) : store_all(used, warpgroup, sums);
+  }
+};
+#endif
+
+}  // namespace upfold::cuda

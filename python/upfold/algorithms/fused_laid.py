@@ -1,0 +1,64 @@
+"""The gradient of the input by taps that are laid out in shared memory: kernels two or four wide on a GPU, nothing packed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ..problem import DTYPE_BYTES, Operator, Problem
+from . import cuda
+
+# The number of its first tile among the configs of `fused`.
+FIRST = 264
+
+
+class _Rates(NamedTuple):
+    """What predicts the microseconds of a call: of every tile of 30 layers in two types on an H200 7.5 % off.
+
+    Those count most that are near the fastest tile of a layer.
+    """
+
+    call: float
+    product: float  # times the cycles of the tensor cores
+    chunk: float  # cycles in which one is laid out, and of a pixel in it
+    pixel: float
+    edges: float  # times as long, where taps may lie beside the plane
+    two_stages: float  # times as long, where there are no three
+    tile: float  # cycles of a tile beside its chunks
+    stored: dict[int, float]  # of 64 results, by the bytes of a value
+    adding: float  # of a cluster that adds up, and of a thousand sums in it
+    added: float
+    byte: float  # microseconds of a megabyte of the operands
+
+
+_RATES = _Rates(3.17, 1.266, 240.0, 5.5, 1.125, 1.37, 1000.0, {2: 2.1, 4: 5.7}, 680.0, 150.0, 0.104)
+_PRODUCT_CYCLES = 2  # of 64 rows and a pixel, a chunk
+
+
+def call(problem: Problem, config: int, device: int) -> Any:
+    """Plan a call of one of these tiles."""
+    return cuda.module().FusedLaidCall(device, problem.cuda, config - FIRST, problem.alignment)
+
+
+@lru_cache(maxsize=4096)
+def microseconds(problem: Problem, device: int) -> dict[int, float]:
+    """Predict the time of every tile that fits: rounds of tiles, whose chunks are multiplied, or laid out for longer."""
+    if problem.operator is not Operator.CONV or DTYPE_BYTES[problem.dtype] > 4:
+        return {}
+    module = cuda.module()
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    predicted = {}
+    for config, (rows, pixels) in enumerate(module.fused_laid_tiles()):
+        if not module.fused_laid_fits(device, problem.cuda, config, problem.alignment):
+            continue
+        tiles, chunks, splits, stages, edges = call(problem, FIRST + config, device).work
+        products = rows / 64 * pixels
+        chunk = max(_PRODUCT_CYCLES * products * _RATES.product, _RATES.chunk + _RATES.pixel * pixels)
+        chunk *= (_RATES.edges if edges else 1.0) * (_RATES.two_stages if stages == 2 else 1.0)
+        cycles = chunks * chunk + _RATES.tile + products * _RATES.stored[DTYPE_BYTES[problem.dtype]]
+        cycles += _RATES.adding + 1e-3 * rows * pixels * _RATES.added if splits > 1 else 0.0
+        time = -(-tiles // multiprocessors) * cycles / cuda.CYCLES
+        predicted[FIRST + config] = _RATES.call + time + 1e-6 * problem.bytes * _RATES.byte
+    return predicted
