@@ -51,6 +51,7 @@ _COLD, _AS_IT_LIES, _SHORT = 0.15, -1.6, 4.0
 _FEW = 22
 # Of what partial sums cost, where the blocks of a cluster add them: 0.39 to 0.45 of it on an H100, but so the choice loses least.
 _CLUSTERED = 0.6
+_PARTS, _SECTOR = 2.0, 32  # times as long to store, where rows of x are no whole sectors (14 wide, on an H200), of so many bytes
 _LATER = 0.95  # times as long, where results are stored between the products of the next tile (H100)
 # So few tiles are so many microseconds sooner (FCN 8s k4 on 16 x 16, 8 tiles, on an H200).
 _ALONE_TILES, _ALONE = 16, 1.5
@@ -122,6 +123,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
             multiply *= _TWO_WORDS if reads == _WORDS else _TWO
         load = copied * (_COPIED + _COPY / grain) + (0.0 if resident else 32 * steps * channels * _STREAMED)
         store = pixels * channels * _STORED[size] * (_STORED_WORDS[size] if reads == _WORDS else 1.0)
+        store *= _PARTS if problem.in_size[-1] * size % _SECTOR else 1.0
         waves, shares = -(-whole // multiprocessors), -(-split * parts // multiprocessors)
         time = waves * (max(multiply, load) + store) + shares * (max(multiply, load) / parts + store)
         partial = 4e-6 * split * parts * pixels * channels * _PARTIAL
