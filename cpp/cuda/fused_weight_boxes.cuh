@@ -13,9 +13,38 @@
 // channels: the gradient of the bias (kSums, of 16-bit values, whose products with ones are exact).
 #pragma once
 
-#include "fused_weight_boxes_copy.cuh"
+#include "fused_weight_box_tiles.cuh"
+#include "fused_weight_kernel.cuh"
 
 namespace upfold::cuda {
+
+constexpr int kBoxMostStages = 8;
+constexpr int kBoxAlignment = 1024;  // bytes; of a stage: rows of 128 bytes change their vectors' places in groups of eight
+
+// Beside the job, in which a row is a piece, and a stage holds y behind x as [plane][piece][channel][column].
+struct FusedWeightBoxes {
+  Divisor piece_copies, channel_boxes;  // boxes of a piece: its planes' and those of x; boxes of the same pixels of x
+  std::uint64_t x_layout;               // the descriptor of x in a stage, without its address
+  std::int32_t width, box_width;        // pixels of a piece, of a box
+  std::int32_t row;                     // pixels of a row of x where its rows are one run of pixels, else 0
+  // Where the rows of y that a row of x meets are one to the copy engine (joined), elements from that of a tap of the height to
+  // that of the next one, else 0; the same where maps are (merged), whose taps of the height are units of one plane.
+  std::int32_t y_row, tap_row, y_align;  // y_align: elements, of which boxes of joined rows begin at multiples; a power of two
+  Divisor row_units;                     // units of a row of taps
+  std::int32_t y_piece;                  // elements of y from piece to piece of a row
+  // Where rows are cut: pixels after which their number begins anew, and from a product's first vector to its second.
+  std::int32_t row_pixels, second_pixel;
+  std::int32_t piece_products, box_products;
+  std::int32_t box_channels;
+  std::int32_t x_box, x_bytes, y_box, y_bytes;  // bytes of a box; from the same pixels' first to the next, from piece to piece
+  // From a product to the next one, and to the first one of the next piece or box: y in bytes, x in 16 bytes.
+  std::int32_t y_next, y_turn, x_next, x_turn;
+  std::int32_t second;  // bytes in y from a product's first vector of pixels to its second
+};
+
+struct FusedWeightBoxBarriers {
+  std::uint64_t full[kBoxMostStages], empty[kBoxMostStages];
+};
 
 constexpr int kOnesColumns8 = 2;  // of a product with ones, all columns of which are the same
 // Two vectors of ones of 16-bit values in as many columns, as a product reads them.
@@ -33,13 +62,23 @@ struct PairOfOnes<__nv_bfloat16> {
 
 #if UPFOLD_WARPGROUPS
 template <typename Value, typename Tile, int kReads, bool kSums>
-struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
-  using Base = FusedWeightBoxCopies<Value, Tile>;
-  using Base::job, Base::boxes, Base::place, Base::memory, Base::barriers, Base::kSize, Base::kVector, Base::kLanePixels;
+struct FusedWeightBoxBlock {
   using Sums = FusedWeightSums<Tile>;
   using RowSums = float[Tile::kTaps * kOnesColumns8][4];
   using Rows = FusedWeightRows<Tile>;
+  const FusedWeightJob& job;
+  const FusedWeightBoxes& boxes;
+  const FusedWeightPlace& place;
+  const BoxMap &x, &y;
+  unsigned char* memory;  // the first stage
+  FusedWeightBoxBarriers& barriers;
   FusedWeightOnes* ones;  // where kSums
+
+  static constexpr std::int32_t kSize = sizeof(Value), kVector = 16 / kSize, kLanePixels = kSize == 2 ? 2 : 1;
+  // Elements from a box's first column to that of its first pixel and tap, of a tap of the height.
+  __device__ __forceinline__ std::int32_t shift_of(std::int32_t kh) const {
+    return boxes.y_row > 0 ? (kh * boxes.y_row & (boxes.y_align - 1)) : job.shift / kSize;
+  }
 
   // The output channel of a lane's first row: where pairs of words are read, half a warp at a time, the rows of a half are two
   // apart, so that they lie in different banks at a distance of four words modulo 32.
@@ -65,7 +104,7 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     std::int32_t in_block = std::int32_t(plane) - place.first_plane;
     if (unit >= job.units) in_block = 0, tap = 0;  // nothing is kept of it
     std::uint32_t kd = take(job.row_taps, plane);
-    const std::int32_t shift = this->shift_of(std::int32_t(take(job.kernel_h, kd)));
+    const std::int32_t shift = shift_of(std::int32_t(take(job.kernel_h, kd)));
     return job.y_at + (in_block * std::int32_t(job.rows.value) * kPlaneChannels + own_row() + 8 * half) * job.pitch +
            (shift + lane % 4 * job.stride[2] * kLanePixels + tap) * kSize;
   }
@@ -101,6 +140,78 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     warpgroup_commit();
   }
 
+  // What is left of the channels behind copy number `which` of a piece. Where there are none, nothing is copied and what the
+  // stage held before is multiplied, for sums that nobody reads: zeros take the copy engine longer than anything else.
+  __device__ __forceinline__ std::int32_t channels_of(std::uint32_t which) const {
+    if (which >= std::uint32_t(job.block_planes)) {
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
+      return job.in_channels - place.first_channel - std::int32_t(take(boxes.channel_boxes, box)) * boxes.box_channels;
+    }
+    return job.out_channels - std::int32_t(divide(job.row_taps, std::uint32_t(place.first_plane) + which)) * kPlaneChannels;
+  }
+
+  // Begins one copy of a piece. Boxes begin at multiples of 16 bytes. In a run of rows a piece may so begin some pixels early and
+  // end behind its row, where y has no columns: zeros. Beyond the last piece lies no sample: zeros.
+  __device__ __forceinline__ void copy(std::uint32_t stage, std::uint32_t in_step, std::uint32_t piece, std::uint32_t which,
+                                       std::uint32_t full) const {
+    const std::int32_t chunk = std::int32_t(take(job.chunks, piece)), pixel = chunk * boxes.width;
+    const std::int32_t ih = std::int32_t(take(job.in_h, piece)), id = std::int32_t(take(job.in_d, piece));
+    const std::int32_t sample = std::int32_t(piece), in_run = ih * boxes.row + pixel,
+                       early = boxes.row > 0 ? in_run % kVector : 0;
+    if (which >= std::uint32_t(job.block_planes)) {
+      std::uint32_t box = which - std::uint32_t(job.block_planes);
+      const std::int32_t part = std::int32_t(take(boxes.channel_boxes, box));
+      const std::int32_t channel = std::int32_t(place.group) * job.in_channels + place.first_channel + part * boxes.box_channels;
+      const std::uint32_t boxes_before = in_step * std::uint32_t(boxes.piece_products / boxes.box_products) + box;
+      const std::uint32_t to = stage + boxes_before * boxes.x_bytes + part * boxes.x_box;
+      const std::int32_t first = in_run - early + std::int32_t(box) * boxes.box_width;
+      copy_box(to, x, {first, channel, boxes.row > 0 ? 0 : ih, id, sample}, full);
+      return;
+    }
+    std::uint32_t sixteen = std::uint32_t(place.first_plane) + which, kd = take(job.row_taps, sixteen);
+    const std::int32_t kh = std::int32_t(take(job.kernel_h, kd));
+    const std::int32_t channel = std::int32_t(place.group) * job.out_channels + std::int32_t(sixteen) * kPlaneChannels;
+    const std::uint32_t to = stage + job.y_at + (which * job.rows.value + in_step) * boxes.y_bytes;
+    const std::int32_t row = boxes.y_row > 0 ? ih : ih * job.stride[1] - job.pad[1] + kh * job.dilation[1];
+    const std::int32_t at[5] = {kh * boxes.y_row + chunk * boxes.y_piece - early * job.stride[2] - job.pad[2] - shift_of(kh),
+                                channel, row, id * job.stride[0] - job.pad[0] + std::int32_t(kd) * job.dilation[0], sample};
+    if constexpr (Tile::kShares) {
+      copy_box_to_blocks(to, y, at, full, 3);
+    } else {
+      copy_box(to, y, at, full);
+    }
+  }
+  // Whether the other block of the cluster begins this copy for both.
+  __device__ __forceinline__ bool is_brought(std::uint32_t in_step, std::uint32_t which) const {
+    return Tile::kShares && which < std::uint32_t(job.block_planes) && (in_step + which + blockIdx.x) % 2 == 0;
+  }
+
+  __device__ __forceinline__ void copy_steps() const {
+    const std::uint32_t lane = threadIdx.x % 32, pieces = job.rows.value, copies = boxes.piece_copies.value * pieces;
+    std::uint32_t bytes = 0;  // of a step
+    for (std::uint32_t which = 0; which < boxes.piece_copies.value; ++which) {
+      if (channels_of(which) > 0)
+        bytes += std::uint32_t(which < std::uint32_t(job.block_planes) ? boxes.y_box : boxes.x_box) * pieces;
+    }
+    const SharedAddress of_barriers(&barriers), of_memory(memory);
+    FusedWeightRing ring{0, 1};  // every stage is empty at first
+#pragma unroll 1
+    for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
+      const std::uint32_t full = of_barriers.of(&barriers.full[ring.at]);
+      barrier_wait(of_barriers.of(&barriers.empty[ring.at]), std::uint32_t(ring.parity));
+      if (lane == 0) barrier_arrive_expecting(full, bytes);
+      __syncwarp();  // the bytes are expected
+#pragma unroll 1
+      for (std::uint32_t i = lane; i < copies; i += 32) {
+        std::uint32_t in_step = i;
+        const std::uint32_t which = take(boxes.piece_copies, in_step);
+        const std::uint32_t stage = of_memory.first + std::uint32_t(ring.at * job.stage_bytes);
+        if (channels_of(which) > 0 && !is_brought(in_step, which)) copy(stage, in_step, step * pieces + in_step, which, full);
+      }
+      __syncwarp();  // nobody waits for the next stage while others copy
+    }
+  }
+
   __device__ __forceinline__ void read(Rows& rows, std::int32_t at) const {
     const unsigned char *const first = memory + at, *const second = first + boxes.second;
     if constexpr (kReads == kFours) {
@@ -134,12 +245,12 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     std::uint32_t x;  // the low half of the descriptor
     std::int32_t in_piece, in_box;
   };
-  // To the next product of a step.
-  __device__ __forceinline__ void advance(Cursor& at) const {
+  // To the next product of a step, with `left` behind it; y stays where there is none.
+  __device__ __forceinline__ void advance(std::int32_t left, Cursor& at) const {
     const bool piece_ends = ++at.in_piece == boxes.piece_products, box_ends = ++at.in_box == boxes.box_products;
     at.in_piece = piece_ends ? 0 : at.in_piece, at.in_box = box_ends ? 0 : at.in_box;
     at.x += std::uint32_t(box_ends ? boxes.x_turn : boxes.x_next);
-    at.y += piece_ends ? boxes.y_turn : boxes.y_next;
+    at.y += left < 0 ? 0 : piece_ends ? boxes.y_turn : boxes.y_next;
   }
 
   // A stage is read: here, and for the block that has it filled too.
@@ -150,15 +261,8 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     }
   }
 
-  static __device__ __forceinline__ void pin(Sums& sums, RowSums& row_sums) {
-    pin_sums<Tile>(sums);
-    if constexpr (kSums) {
-#pragma unroll
-      for (int i = 0; i < Tile::kTaps * kOnesColumns8 * 4; ++i) cuda::pin(row_sums[i / 4][i % 4]);
-    }
-  }
-  // A product begins before the one ahead of it ends; the rows of the next one, which may lie in the next stage, are read when
-  // that one's are free.
+  // The rows of the next product are asked for before one begins, and come while it runs. Between its beginning and its end
+  // nothing may be written that a product reads: the compiler would let it end first.
   __device__ __forceinline__ void accumulate(Sums& sums, RowSums& row_sums) const {
     const std::int32_t own = own_column(), products = job.products;
     std::uint64_t of_ones = 0;
@@ -166,54 +270,40 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     const std::uint32_t first = std::uint32_t(boxes.x_layout) + in_descriptor(shared_address(memory)),
                         layout = boxes.x_layout >> 32;
     const SharedAddress of_barriers(&barriers);
-    FusedWeightRing filled{0, 0};
-    Cursor at{0, 0, 0, 0};
-    // Of products of a step: whose rows have been read, that have been multiplied; and all that are left.
-    std::int32_t read_of_step = 0, of_step = 0, left = std::int32_t(place.end - place.begin) * products, stage = 0;
-    // Where rows are cut, of the product whose rows are read next.
-    std::int32_t pixel = 0;
-    if constexpr (Tile::kCuts) {
-      std::uint32_t piece = place.begin * job.rows.value;
-      pixel = std::int32_t(take(job.chunks, piece)) * boxes.width % boxes.row_pixels;
-    }
-    Rows rows[2] = {};
-    std::uint32_t x_of[2] = {}, used = 0;  // used: the barrier of the stage that the product ahead was the last one of
-    const auto load = [&](Rows& to, std::uint32_t& x_own) {
-      if (read_of_step == 0) {
-        barrier_wait(of_barriers.of(&barriers.full[filled.at]), std::uint32_t(filled.parity));
-        const std::int32_t begin = filled.at * job.stage_bytes;
-        at = {own + begin, first + std::uint32_t(begin) / 16, 0, 0};
-        filled.next(job.stages);
-      }
-      read(to, at.y);
-      x_own = at.x;
-      if constexpr (Tile::kCuts) cut_rows(to, pixel), pixel = next_pixel(pixel);
-      advance(at);
-      if (++read_of_step == products) read_of_step = 0;
-    };
-    if (left > 0) load(rows[0], x_of[0]);
-    pin(sums, row_sums);  // else zeros are set between products, which then end one by one (C7515)
+    FusedWeightRing ring{0, 0};
+    std::uint32_t piece = place.begin * job.rows.value;
+    // Where rows are cut, of the product whose rows are there.
+    std::int32_t pixel = Tile::kCuts ? std::int32_t(take(job.chunks, piece)) * boxes.width % boxes.row_pixels : 0;
 #pragma unroll 1
-    while (left > 0) {
+    for (std::uint32_t step = place.begin; step < place.end; ++step, ring.next(job.stages)) {
+      barrier_wait(of_barriers.of(&barriers.full[ring.at]), std::uint32_t(ring.parity));
+      const std::int32_t stage = ring.at * job.stage_bytes;
+      Cursor at{own + stage, first + std::uint32_t(stage) / 16, 0, 0};
+      std::uint32_t x_own = at.x;
+      Rows rows;
+      read(rows, at.y);
+      if constexpr (Tile::kCuts) cut_rows(rows, pixel);
+      advance(products - 2, at);
+#pragma unroll 1
+      for (std::int32_t left = products; left > 0; --left) {
+        Rows next;
+        read(next, at.y);
+        multiply(sums, row_sums, rows, std::uint64_t(layout) << 32 | x_own, of_ones);
+        x_own = at.x;
+        advance(left - 3, at);
+        warpgroup_wait<0>();
+        keep_rows<Tile>(rows);
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        if (odd == 1 && left == 0) continue;
-        multiply(sums, row_sums, rows[odd], std::uint64_t(layout) << 32 | x_of[odd], of_ones);
-        warpgroup_wait<1>();  // all but this one: the other rows are free
-        keep_rows<Tile>(rows[odd ^ 1]);
-        if (used != 0) release(used);
-        used = 0, --left;
-        if (++of_step == products) {
-          of_step = 0, used = of_barriers.of(&barriers.empty[stage]);
-          if (++stage == job.stages) stage = 0;
-        }
-        if (left > 0) load(rows[odd ^ 1], x_of[odd ^ 1]);
+        for (int i = 0; i < 4 * Tile::kTaps; ++i) rows[i / 4][i % 4] = next[i / 4][i % 4];
+        if constexpr (Tile::kCuts) pixel = next_pixel(pixel), cut_rows(rows, pixel);
       }
+      release(of_barriers.of(&barriers.empty[ring.at]));
     }
-    warpgroup_wait<0>();
-    keep_rows<Tile>(rows[0]), keep_rows<Tile>(rows[1]);
-    pin(sums, row_sums);
-    if (used != 0) release(used);
+    pin_sums<Tile>(sums);
+    if constexpr (kSums) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTaps * kOnesColumns8 * 4; ++i) pin(row_sums[i / 4][i % 4]);
+    }
   }
 
   // Of kParts parts, whose blocks are a cluster: each puts its sums where its stages were, adds some columns of all up, in their
@@ -270,7 +360,7 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
       if constexpr (Tile::kSharesRegisters) give_registers_back<Tile::kCopyRegisters>();
       if (threadIdx.x < 32 * Tile::kWarps + 32) {
         take_turn();  // who stores sums waits for copies
-        this->copy_steps();
+        copy_steps();
       }
     } else {
       if constexpr (Tile::kSharesRegisters) take_registers<Tile::kMultiplyRegisters>();
@@ -301,7 +391,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (threadIdx.x == 32 * Tile::kWarps) expect_boxes(x), expect_boxes(y);
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kBoxAlignment;
   const FusedWeightPlace place(job, Tile::kChannels, Tile::kWarps);
-  const FusedWeightBoxBlock<Value, Tile, kReads, kSums> block{{job, boxes, place, x, y, first, barriers}, ones};
+  const FusedWeightBoxBlock<Value, Tile, kReads, kSums> block{job, boxes, place, x, y, first, barriers, ones};
   block.run(partial, row_partial);
 #endif
 }
