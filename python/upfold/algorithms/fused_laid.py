@@ -26,7 +26,8 @@ class _Rates(NamedTuple):
     two_stages: float  # times as long, where there are no three
     tile: float  # cycles of a tile beside its chunks
     stored: dict[int, float]  # of 64 results, by the bytes of a value
-    adding: dict[int, float]  # cycles of a cluster of two that adds up, and each time that it is twice as large; of a thousand sums
+    # Cycles of a cluster of two that adds up, and each time that it is twice as large; of a thousand sums.
+    adding: dict[int, float]
     added: float
     byte: float  # microseconds of a megabyte of the operands
 
