@@ -44,8 +44,8 @@ struct LaidTile {
 };
 
 struct LaidJob {
-  Divisor splits,
-      row_tiles;  // a tile is a part of the reduction, which the blocks of a cluster have, a row tile and a pixel tile
+  // A tile is a part of the reduction, which the blocks of a cluster have, a row tile and a pixel tile.
+  Divisor splits, row_tiles;
   std::uint32_t tiles;
   std::int32_t rows, pixels, chunks, part_chunks;               // chunks: of the reduction; of a part
   std::int32_t stages, buffers, buffer_bytes, channels, pitch;  // channels of half a chunk, bytes from one to the next

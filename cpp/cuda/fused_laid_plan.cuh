@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 
 #include "fused_laid_plan.h"
 
@@ -143,10 +144,11 @@ class LaidPlanner {
   }
   bool buffers() {
     LaidJob& job = plan_.job;
-    const std::int64_t plane = p_.in_h * p_.in_w, tiles = ceil_div(std::int64_t(job.pixels), tile_.pixels);
+    const std::int64_t plane = p_.in_h * p_.in_w, tiles = ceil_div(std::int64_t(job.pixels), tile_.pixels),
+                       unlike = plane / std::gcd(plane, tile_.pixels);
     std::int64_t most = 0;
-    // Tiles begin at the same pixels of a plane again after as many as a plane has.
-    for (std::int64_t tile = 0; tile < std::min(tiles, plane + 1); ++tile) {
+    // After so many tiles others begin at the same pixels of a plane; none of them copies more.
+    for (std::int64_t tile = 0; tile < std::min(tiles, unlike); ++tile) {
       const std::int64_t bytes = copied(tile * tile_.pixels);
       if (bytes < 0) return false;
       most = std::max(most, bytes);

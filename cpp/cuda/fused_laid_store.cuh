@@ -24,14 +24,14 @@ struct LaidStore {
 
   // Four lanes exchange words, so that each has whole vectors: of as many eights as they have words each lane has those of one.
   template <int kWords>
-  static __device__ __forceinline__ void exchange(std::uint32_t own, std::uint32_t (&words)[kWords]) {
+  static __device__ __forceinline__ void gather(std::uint32_t own, std::uint32_t (&words)[kWords]) {
 #pragma unroll
     for (int apart = kWords / 2; apart > 0; apart /= 2) {
       const bool upper = own / apart % 2 != 0;
 #pragma unroll
       for (int k = 0; k < kWords; ++k) {
         if (k / apart % 2 != 0) continue;
-        const std::uint32_t sent = upper ? words[k] : words[k + apart], got = __shfl_xor_sync(~0u, sent, apart);
+        const std::uint32_t got = exchange(upper ? words[k] : words[k + apart], apart);
         (upper ? words[k] : words[k + apart]) = got;
       }
     }
@@ -59,7 +59,7 @@ struct LaidStore {
           std::uint32_t words[kWords];
 #pragma unroll
           for (int k = 0; k < kWords; ++k) words[k] = pair_of<Value>(v[first + k][2 * half], v[first + k][2 * half + 1]);
-          exchange<kWords>(own, words);
+          gather<kWords>(own, words);
           if (!stores) continue;
           if constexpr (kWords == 4) *reinterpret_cast<uint4*>(to + at) = {words[0], words[1], words[2], words[3]};
           if constexpr (kWords == 2) *reinterpret_cast<uint2*>(to + at) = {words[0], words[1]};

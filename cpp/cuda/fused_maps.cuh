@@ -12,8 +12,8 @@
 // Of a block one thread begins the copies; or a warpgroup copies x by lanes, 16 bytes each, in segments of 64 pixels whatever a
 // sample has: the copy engine takes as long for a row of 16 pixels as for one of 64. Two warpgroups take turns: each has every
 // second tile, so that one multiplies while the other sums. Or they work side by side: a tile is twice as many columns, and each
-// of them has half, so that pixels are copied half as often. Each value of x takes part in one
-// row of a product, and no product multiplies anything but a tap and its input: NaN and infinity stay where taps carry them.
+// of them has half, so that pixels are copied half as often. Each value of x takes part in one row of a product, and no product
+// multiplies anything but a tap and its input: NaN and infinity stay where taps carry them.
 //
 // A *position* is s outputs along each axis, from a multiple of the stride s on. Where the kernel is a multiple of the stride and
 // taps are neighbours (dilation 1), each of its outputs has as many taps, whose inputs are as far from those of any other

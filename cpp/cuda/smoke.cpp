@@ -300,9 +300,10 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
                 fused.run({x, w, b, y, static_cast<char*>(space) + packed, space}, launch.stream);
               });
     }
-    if (op == Operator::kConv && !small) run_fused_input(p, random, tally);
-    if (op == Operator::kConv && !small)
+    if (op == Operator::kConv && !small) {
+      run_fused_input(p, random, tally);
       run_aligned<FusedLaidCall>("fused_laid", fused_laid_tiles(), fused_laid_fits, p, false, random, tally);
+    }
     if (op != Operator::kConvTransposeWeight && !small) run_fused_last(p, has_bias, random, tally);
     if (op == Operator::kConvTranspose && !small) run_all_aligned(p, has_bias, random, tally);
     if (op != Operator::kConvTranspose)
