@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "clusters.h"
 #include "fused_laid_plan.h"
 
 namespace upfold::cuda {
@@ -13,11 +14,6 @@ constexpr std::int64_t kMostLaidCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostLaidSlots = 32;  // a lane has one
 constexpr std::int64_t kMostLaidKernel = 16;
 constexpr std::int64_t kLeastLaidPart = 6;  // chunks of a part of the reduction
-// Clusters that run at once, of blocks that have a multiprocessor each (an H100's 132, by the runtime).
-struct LaidClusters {
-  std::int64_t blocks, at_once;
-};
-constexpr LaidClusters kLaidClusters[] = {{2, 66}, {3, 39}, {4, 30}, {5, 22}, {8, 15}};
 
 // What a tile takes: the same for all its kernels of a type.
 struct LaidTileSize {
@@ -105,9 +101,9 @@ class LaidPlanner {
     const std::int64_t row_tiles = ceil_div(p_.in_channels, tile_.rows), pixel_tiles = ceil_div(pixels, tile_.pixels);
     const std::int64_t tiles = row_tiles * pixel_tiles;
     std::int64_t splits = 1, part = chunks, least = chunks * ceil_div(tiles, multiprocessors_);
-    for (const LaidClusters& clusters : kLaidClusters) {
+    for (const ClustersAtOnce& clusters : kClustersAtOnce) {
       const std::int64_t own = ceil_div(chunks, clusters.blocks);
-      const bool runs = tiles <= clusters.at_once * multiprocessors_ / 132 && ceil_div(chunks, own) == clusters.blocks;
+      const bool runs = tiles <= clusters.count * multiprocessors_ / 132 && ceil_div(chunks, own) == clusters.blocks;
       if (runs && own >= kLeastLaidPart && own < least) splits = clusters.blocks, part = least = own;
     }
     if (tiles * splits >= kMostLaidCount) return false;

@@ -22,21 +22,6 @@ struct LaidStore {
   const LaidPlace& place;
   Value* x;
 
-  // Four lanes exchange words, so that each has whole vectors: of as many eights as they have words each lane has those of one.
-  template <int kWords>
-  static __device__ __forceinline__ void gather(std::uint32_t own, std::uint32_t (&words)[kWords]) {
-#pragma unroll
-    for (int apart = kWords / 2; apart > 0; apart /= 2) {
-      const bool upper = own / apart % 2 != 0;
-#pragma unroll
-      for (int k = 0; k < kWords; ++k) {
-        if (k / apart % 2 != 0) continue;
-        const std::uint32_t got = exchange(upper ? words[k] : words[k + apart], apart);
-        (upper ? words[k] : words[k + apart]) = got;
-      }
-    }
-  }
-
   // Eights `eight` and the three behind it, of product `product` of the tile. All lanes of a warp at once.
   __device__ __forceinline__ void store(std::int32_t product, std::int32_t eight, const Group& v) const {
     const std::uint32_t lane = threadIdx.x % 32;
@@ -59,7 +44,7 @@ struct LaidStore {
           std::uint32_t words[kWords];
 #pragma unroll
           for (int k = 0; k < kWords; ++k) words[k] = pair_of<Value>(v[first + k][2 * half], v[first + k][2 * half + 1]);
-          gather<kWords>(own, words);
+          gather_words(own, words);
           if (!stores) continue;
           if constexpr (kWords == 4) *reinterpret_cast<uint4*>(to + at) = {words[0], words[1], words[2], words[3]};
           if constexpr (kWords == 2) *reinterpret_cast<uint2*>(to + at) = {words[0], words[1]};

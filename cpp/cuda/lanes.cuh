@@ -18,6 +18,16 @@ UPFOLD_DEVICE std::uint32_t pair_of(float low, float high) {
   return word;
 }
 
+// A word of two ones.
+template <typename Value>
+struct PairOfOnes {
+  static constexpr std::uint32_t kBits = 0x3c003c00;
+};
+template <>
+struct PairOfOnes<__nv_bfloat16> {
+  static constexpr std::uint32_t kBits = 0x3f803f80;
+};
+
 // Neighbours of a type of 2 or 4 bytes as words, after the one rounding.
 template <typename Value, int kWords>
 UPFOLD_DEVICE void pack_results(const float* results, std::uint32_t (&words)[kWords]) {
@@ -29,6 +39,22 @@ UPFOLD_DEVICE void pack_results(const float* results, std::uint32_t (&words)[kWo
 }
 
 UPFOLD_DEVICE std::uint32_t exchange(std::uint32_t word, int lanes) { return __shfl_xor_sync(0xffffffffu, word, lanes); }
+
+// Some neighbouring lanes exchange as many words each, so that of what they have side by side lane `own` of them has that of all
+// of word `own`, in their order.
+template <int kWords>
+UPFOLD_DEVICE void gather_words(std::uint32_t own, std::uint32_t (&words)[kWords]) {
+#pragma unroll
+  for (int apart = kWords / 2; apart > 0; apart /= 2) {
+    const bool upper = own / apart % 2 != 0;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      if (k / apart % 2 != 0) continue;
+      const std::uint32_t got = exchange(upper ? words[k] : words[k + apart], apart);
+      (upper ? words[k] : words[k + apart]) = got;
+    }
+  }
+}
 
 // Stores kBytes of `words`, aligned to them, to global memory. As plain assignments the wide stores would be merged with the
 // narrow ones of other branches, and cut like them.

@@ -5,6 +5,7 @@
 
 #include "../bindings.h"
 #include "fused_api.h"
+#include "fused_weight_laid.h"
 
 namespace py = pybind11;
 
@@ -60,6 +61,14 @@ py::tuple fused_point_input_work(const FusedPointInputCall& call) {
 py::tuple fused_laid_work(const FusedLaidCall& call) {
   const FusedLaidWork work = call.work();
   return py::make_tuple(work.tiles, work.chunks, work.splits, work.stages, work.edges);
+}
+
+// (tiles, parts of one that a cluster adds up, clusters of parts, chunks of one, stages, bytes of a chunk's rows of y, whether
+// two pixels are laid out together, bytes of x that are packed, of partial sums)
+py::tuple fused_weight_laid_work(const FusedWeightLaidCall& call) {
+  const FusedWeightLaidWork work = call.work();
+  return py::make_tuple(work.tiles, work.splits, work.clusters, work.chunks, work.stages, work.raw_bytes, work.paired,
+                        work.packed, work.partial);
 }
 
 // (blocks, steps of the reduction of a warp)
@@ -121,6 +130,15 @@ void bind_tiles(py::module_& m) {
   m.def("fused_laid_tiles", &fused_laid_tiles);
   m.def("fused_laid_fits", &fused_laid_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedLaidCall>(m, "FusedLaidCall", &fused_laid_work);
+  m.def("fused_weight_laid_tiles", &fused_weight_laid_tiles);
+  py::class_<FusedWeightLaidCall>(m, "FusedWeightLaidCall", py::module_local())
+      .def(py::init<int, const Problem&, int, std::int64_t, std::int64_t>(), py::arg("device"), py::arg("problem"),
+           py::arg("config"), py::arg("alignment"), py::arg("workspace_cap"))
+      .def_property_readonly("workspace_bytes", &FusedWeightLaidCall::workspace_bytes)
+      .def_property_readonly("work", &fused_weight_laid_work)
+      .def_property_readonly("sums", &FusedWeightLaidCall::sums)
+      .def("enqueue", &enqueue<FusedWeightLaidCall>, py::arg("x"), py::arg("w"), py::arg("bias"), py::arg("y"),
+           py::arg("workspace"), py::arg("stream"), py::arg("packed") = 0);
   m.def("fused_small_tiles", &fused_small_tiles);
   m.def("fused_small_fits", &fused_small_fits, py::arg("device"), py::arg("problem"), py::arg("config"), py::arg("alignment"));
   define_aligned<FusedSmallCall>(m, "FusedSmallCall", &fused_small_work);

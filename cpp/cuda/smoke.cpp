@@ -22,6 +22,7 @@
 #include "api.h"
 #include "fused_api.h"
 #include "fused_weight.h"
+#include "fused_weight_laid.h"
 #include "fused_weight_last.h"
 #include "launch.cuh"
 #include "smoke_memory.h"
@@ -245,12 +246,13 @@ void run_fused_weight(const Problem& p, Random& random, bool small, Tally& tally
   }
 }
 
-void run_fused_weight_last(const Problem& p, Random& random, Tally& tally) {
-  for (int config = 0; config < int(fused_weight_last_tiles().size()); ++config) {
+template <typename Call>
+void run_fused_weight_capped(const char* name, std::size_t tiles, const Problem& p, Random& random, Tally& tally) {
+  for (int config = 0; config < int(tiles); ++config) {
     const std::int64_t alignment = pick(random, {element_bytes(p.dtype), 16}), cap = pick(random, {64 << 20, 2 << 20});
-    const FusedWeightLastCall fused(0, p, config, alignment, cap);
+    const Call fused(0, p, config, alignment, cap);
     if (fused.workspace_bytes() < 0 || pick(random, {0, 1, 2}) != 0) continue;
-    compare(concat("fused_weight_last ", config), p, false, random, fused.workspace_bytes(), tally,
+    compare(concat(name, " ", config), p, false, random, fused.workspace_bytes(), tally,
             [&](void* x, void* w, void* b, void* y, void* space) { fused.run({x, w, b, y, space}, 0); });
   }
 }
@@ -316,7 +318,10 @@ void run_one(Random& random, bool with_gemm, bool small, Tally& tally) {
     if (op == Operator::kConvTranspose && !small) run_fused_units(p, has_bias, random, tally);
     run_fused_weight(p, random, small, tally);
     if (op != Operator::kConvTranspose) run_fused_groups(p, random, tally);
-    if (!small) run_fused_weight_last(p, random, tally);
+    if (!small) {
+      run_fused_weight_capped<FusedWeightLastCall>("fused_weight_last", fused_weight_last_tiles().size(), p, random, tally);
+      run_fused_weight_capped<FusedWeightLaidCall>("fused_weight_laid", fused_weight_laid_tiles().size(), p, random, tally);
+    }
     if (!with_gemm || (small && element_bytes(p.dtype) == 2)) continue;
     for (const bool atomic : {false, true}) {
       if (atomic && op != Operator::kConvTranspose) continue;

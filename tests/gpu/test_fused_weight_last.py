@@ -14,7 +14,7 @@ from gpu import missing
 from oracle import assert_exact, dtype_name, error_figure
 from test_rounding import compute_type
 from upfold import cases
-from upfold.algorithms import cuda, fused_groups, fused_weight_last
+from upfold.algorithms import cuda, fused_weight_laid, fused_weight_last
 
 reason = missing()
 if reason is not None:
@@ -95,8 +95,8 @@ def formatted(t, format):
 
 
 def by_boxes(problem, device):
-    """What can run of them: the way of few channels and groups has its number behind theirs."""
-    return [config for config in FUSED.configs(problem, device) if fused_weight_last.FIRST <= config < fused_groups.CONFIG]
+    """What can run of them: taps that are laid out have their numbers behind theirs."""
+    return [config for config in FUSED.configs(problem, device) if fused_weight_last.FIRST <= config < fused_weight_laid.FIRST]
 
 
 def tiles(case, x, g, device):

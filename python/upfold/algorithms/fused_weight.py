@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..problem import DTYPE_BYTES, Problem
-from . import cuda, fused_groups, fused_small, fused_weight_last
+from . import cuda, fused_groups, fused_small, fused_weight_laid, fused_weight_last
 
 
 class _Rates(NamedTuple):
@@ -79,6 +79,8 @@ def call(problem: Problem, config: int, device: int) -> Any:
         return fused_small.call(problem, config, device)
     if config == fused_groups.CONFIG:
         return fused_groups.call(problem, device)
+    if config >= fused_weight_laid.FIRST:
+        return fused_weight_laid.call(problem, config, device)
     if config >= fused_weight_last.FIRST:
         return fused_weight_last.call(problem, config, device)
     return cuda.module().FusedWeightCall(device, problem.cuda, config, problem.alignment, problem.workspace_cap)
@@ -99,7 +101,8 @@ def workspace_bytes(problem: Problem, config: int, device: int) -> int:
 
 def sums_channels(problem: Problem, config: int, device: int) -> int:
     """In how many parts a tile sums y's channels on the way, the gradient of the bias; 0: it does not."""
-    return int(call(problem, config, device).sums) if config < fused_weight_last.FIRST else 0
+    sums = config < fused_weight_last.FIRST or fused_weight_laid.FIRST <= config < fused_groups.CONFIG
+    return int(call(problem, config, device).sums) if sums else 0
 
 
 def predicted_seconds(problem: Problem, device: int) -> float:
@@ -109,10 +112,10 @@ def predicted_seconds(problem: Problem, device: int) -> float:
 
 def microseconds(problem: Problem, device: int) -> dict[int, float]:
     """Predict the time of every tile that fits."""
-    boxes = fused_weight_last.microseconds(problem, device)
     return (
         _microseconds(problem, device)
-        | boxes
+        | fused_weight_last.microseconds(problem, device)
+        | fused_weight_laid.microseconds(problem, device)
         | fused_groups.microseconds(problem, device)
         | fused_small.microseconds(problem, device)
     )
