@@ -236,7 +236,7 @@ class WeightLaidPlanner {
     const std::int64_t fours = plan_.clusters > 1 ? p_.in_channels * columns_ / 4 : 0, parts = splits * plan_.clusters;
     const std::int64_t pitch = column_tiles * (tile_.columns / kernel_taps(p_)),
                        bytes = ceil_div(parts * 2 * pitch * 4, std::int64_t(256)) * 256;
-    plan_.sum = {make_divisor(columns_ / 4), std::uint32_t(fours), std::int32_t(plan_.clusters), job.w_n};
+    plan_.sum = {make_divisor(columns_ / 4), std::uint32_t(fours), std::int32_t(plan_.clusters), job.w_n, 0, 0, 0};
     // Whether the windows of pixels are every element of y once.
     const bool sums = !plan_.paired && p_.stride_h == p_.kernel_h && p_.out_h == p_.in_h * p_.stride_h &&
                       p_.out_w == p_.in_w * p_.stride_w && plan_.partial_bytes + plan_.packed_bytes + bytes <= cap_;
