@@ -10,8 +10,7 @@
 //   columns  [stages][64 of the columns each][64 pixels][128 bytes], swizzled
 //   raw      [buffers][pieces][channel of the tile][piece_bytes], boxes of y' whose planes are one row to the copy engine: from
 //            the first value on that the chunk's pixels meet in a plane to behind the last; what lies beside the plane is zeros
-// Two blocks of a cluster may share x: each has half of it copied to both. Parts of a tile are added up by the blocks of a
-// cluster, and by a launch behind them where there are several clusters.
+// Parts of a tile are added up by the blocks of a cluster, and by a launch behind them where there are several clusters.
 //
 // Where the windows of pixels are every element of y once, their sums are those of y's channels, the gradient of the bias: the
 // warps that lay out multiply what they have read with ones, in the blocks of the first channels of x.
@@ -37,7 +36,7 @@ struct WeightLaidTile {
   static constexpr int kM = kM_, kN8 = kN8_, kKernel = kKernel_;
   static constexpr bool kPaired = kPaired_;
   static constexpr int kRows = 128 * kM, kColumns = 8 * kN8, kWorkers = 256;
-  // Where sums leave registers for them, twice the warps lay out, which is what takes longest.
+  // Where sums leave registers for them, twice as many warps lay out.
   static constexpr bool kWide = kM * kN8 > 32;
   static constexpr int kLanes = kWide ? 128 : 256, kThreads = kWorkers + kLanes;
   static constexpr int kShares = kLanes / kWeightLaidPixels;        // of the vectors of a pixel
@@ -56,9 +55,8 @@ struct WeightLaidJob {
   std::int32_t chunks, part_chunks;      // of the reduction; of a block
   Divisor run_chunks;                    // chunks of a run
   std::int32_t run_pixels;
-  std::int32_t x_stages, stages, buffers,
-      buffer_bytes;           // x_stages: as many, or one more, of which copies are begun a chunk ahead
-  Divisor plane, row, depth;  // pixels of a plane and of a row; planes of a sample
+  std::int32_t parts, stages, buffers, buffer_bytes;  // parts: blocks that have one of a tile
+  Divisor plane, row, depth;                          // pixels of a plane and of a row; planes of a sample
   std::int32_t stride_h, stride_w, pad, kernel, row_bytes, out_w;
   // What pixels meet of a plane of y', in bytes from its first value on, pieces of it, and their bytes of a channel and of all.
   std::int32_t plane_begin, plane_pieces;

@@ -233,16 +233,17 @@ class WeightLaidPlanner {
     for (const ClustersAtOnce& known : kClustersAtOnce) weigh(known.blocks, known.count * multiprocessors_ / 132);
     if (splits == 0) return false;
     job.splits = make_divisor(splits), job.row_tiles = make_divisor(row_tiles), job.column_tiles = make_divisor(column_tiles);
-    const std::int64_t fours = plan_.clusters > 1 ? p_.in_channels * columns_ / 4 : 0, parts = splits * plan_.clusters;
+    const std::int64_t fours = plan_.clusters > 1 ? p_.in_channels * columns_ / 4 : 0;
+    job.parts = std::int32_t(splits * plan_.clusters);
     const std::int64_t pitch = column_tiles * (tile_.columns / kernel_taps(p_)),
-                       bytes = ceil_div(parts * 2 * pitch * 4, std::int64_t(256)) * 256;
+                       bytes = ceil_div(job.parts * 2 * pitch * 4, std::int64_t(256)) * 256;
     plan_.sum = {make_divisor(columns_ / 4), std::uint32_t(fours), std::int32_t(plan_.clusters), job.w_n, 0, 0, 0};
     // Whether the windows of pixels are every element of y once.
     const bool sums = !plan_.paired && p_.stride_h == p_.kernel_h && p_.out_h == p_.in_h * p_.stride_h &&
                       p_.out_w == p_.in_w * p_.stride_w && plan_.partial_bytes + plan_.packed_bytes + bytes <= cap_;
     if (sums) {
       plan_.row_sums_bytes = bytes, job.sum_pitch = std::int32_t(pitch);
-      plan_.sum.sum_rows = std::int32_t(2 * parts), plan_.sum.sum_pitch = job.sum_pitch, plan_.sum.channels = job.channels;
+      plan_.sum.sum_rows = 2 * job.parts, plan_.sum.sum_pitch = job.sum_pitch, plan_.sum.channels = job.channels;
     }
     return fours < kMostWeightLaidCount;
   }
