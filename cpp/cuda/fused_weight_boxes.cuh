@@ -174,11 +174,10 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
                         layout = boxes.x_layout >> 32;
     const SharedAddress of_barriers(&barriers);
     // Where rows are cut, of the product whose rows are there.
-    const std::uint32_t piece = place.begin * job.rows.value;
     std::int32_t pixel = 0;
     if constexpr (Tile::kCuts) {
-      std::uint32_t chunk = piece;
-      pixel = std::int32_t(take(job.chunks, chunk)) * boxes.width % boxes.row_pixels;
+      std::uint32_t piece = place.begin * job.rows.value;
+      pixel = std::int32_t(take(job.chunks, piece)) * boxes.width % boxes.row_pixels;
     }
     Cursor at{0, 0, 0, 0, 0, place.begin, {0, 0}, 0};
     begin_step(of_barriers, own, first, at);

@@ -85,15 +85,17 @@ def _is_taken(operator, case, dtype):
 
 
 def assert_tiles_are_exact(kernel, tiles, problem, operands, written, want, device, what=""):
-    """The calls of a module of kernels that need no workspace, on these very tensors; nothing beside the result changes."""
+    """The calls of a module of kernels, on these very tensors; nothing beside the result and what they say they need changes."""
     for config in tiles:
-        assert FUSED.workspace_bytes(problem, config, device) == 0
+        needed = FUSED.workspace_bytes(problem, config, device)
+        scratch = shifted(torch.full((-(-needed // 4),), math.nan, device=device), GUARD)
         written.fill_(math.nan)
         x, w, y = (t.data_ptr() for t in operands)
         call = kernel.call(problem, config, cuda.index(device))
-        call.enqueue(x, w, 0, y, 0, torch.cuda.current_stream(device).cuda_stream)
+        call.enqueue(x, w, 0, y, scratch.data_ptr() if needed else 0, torch.cuda.current_stream(device).cuda_stream)
         assert_exact(written, want, f"{what} config {config}")
-        assert _surroundings(written).isnan().all(), f"{what} config {config}"
+        for t in (written, scratch):
+            assert _surroundings(t).isnan().all(), f"{what} config {config}"
 
 
 def _assert_every_tile_is_exact(operator, case, operands, want, device, what=""):

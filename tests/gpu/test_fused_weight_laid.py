@@ -19,6 +19,7 @@ from test_fused_groups import (
     _surroundings,
     _want,
 )
+from test_fused_small import assert_tiles_are_exact
 from test_fused_weight import FUSED, gradient, shifted, want
 
 from gpu import assert_repeats_under_load, missing
@@ -91,16 +92,9 @@ def _assert_exact(case, operands, expected, packs, device):
     problem, written = _as_they_lie(WEIGHT, case, operands)
     tiles = _tiles(problem, device)
     assert tiles
-    for config in tiles:
-        call = fused_weight_laid.call(problem, config, cuda.index(device))
-        assert (call.work[7] > 0) == packs, f"config {config}"
-        scratch = shifted(torch.full((call.workspace_bytes // 4,), math.nan, device=device), GUARD)
-        written.fill_(math.nan)
-        x, w, y = (t.data_ptr() for t in operands)
-        call.enqueue(x, w, 0, y, scratch.data_ptr(), torch.cuda.current_stream(device).cuda_stream)
-        assert_exact(written, expected, f"config {config}")
-        for t in (written, scratch):
-            assert _surroundings(t).isnan().all(), f"config {config}"
+    packed = [fused_weight_laid.call(problem, config, cuda.index(device)).work[7] > 0 for config in tiles]
+    assert packed == [packs] * len(tiles)
+    assert_tiles_are_exact(fused_weight_laid, tiles, problem, operands, written, expected, device)
 
 
 @HALVES
