@@ -91,7 +91,8 @@ struct WeightLaidBarriers {
 };
 
 // Where what a pixel of a chunk meets of a row of the kernel lies in a buffer, in the first channel: [pixel][row]. Of two pixels
-// that are laid out together, what both meet; behind them what the first pixel meets ahead of that, and the last one behind it.
+// that are laid out together, what both meet; behind them what the first pixel of a chunk's half meets ahead of that, and the last
+// one behind it, of both halves.
 // kBegins and kEnds: their row begins there, or ends.
 constexpr int kMostWeightLaidPlaces = 256;
 constexpr std::uint32_t kBegins = 1u << 30, kEnds = 1u << 31, kLaidPlace = kBegins - 1;
@@ -130,8 +131,21 @@ __global__ void __launch_bounds__(kWeightPackThreads)
   };
   std::int32_t in_plane;
   const std::int64_t at = place(first, in_plane);
-  if (in_plane + count <= std::int32_t(job.plane.value)) {
+  const std::int32_t own = std::int32_t(job.plane.value) - in_plane;  // of this plane
+  if (count <= own) {
     to[number] = packed_vector(from, at, count, job.end);
+    return;
+  }
+  if (job.plane.value >= 8) {  // of two planes
+    const uint4 low = packed_vector(from, at, own, job.end);
+    std::int32_t begin;
+    const uint4 high = packed_vector(from, place(first + own, begin), count - own, job.end);
+    const auto join = [](std::uint32_t x, std::uint32_t y) { return std::uint64_t(y) << 32 | x; };
+    const std::uint64_t words[] = {join(high.x, high.y), join(high.z, high.w)};
+    const std::uint32_t shift = std::uint32_t(own) * 16;
+    const std::uint64_t beside = shift < 64 ? words[1] << shift | words[0] >> (64 - shift) : words[0] << (shift - 64);
+    const std::uint64_t both[] = {join(low.x, low.y) | (shift < 64 ? words[0] << shift : 0), join(low.z, low.w) | beside};
+    to[number] = {std::uint32_t(both[0]), std::uint32_t(both[0] >> 32), std::uint32_t(both[1]), std::uint32_t(both[1] >> 32)};
     return;
   }
   std::uint32_t words[4] = {};

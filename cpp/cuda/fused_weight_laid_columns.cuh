@@ -106,11 +106,12 @@ struct WeightLaidColumns {
   // Thread `thread` notes a place for a chunk.
   __device__ __forceinline__ void note(const Chunk& chunk, std::uint32_t to, std::int32_t thread) const {
     constexpr std::int32_t kRows = Tile::kKernel, kUnits = Tile::kPaired ? kWeightLaidPixels / 2 : kWeightLaidPixels;
-    constexpr std::int32_t kEnd = Tile::kPaired ? 2 * kRows : 0;  // beside the first pair, and the last one
+    constexpr std::int32_t kEnd = Tile::kPaired ? 4 * kRows : 0;  // beside the first pair of either half, and the last one
     if (thread >= kUnits * kRows + kEnd) return;
     const std::int32_t unit = thread / kRows, row = thread % kRows;
-    const std::int32_t number = !Tile::kPaired ? unit : unit == kUnits ? 0 : 2 * min(unit, kUnits - 1);
-    places[to][thread] = find_place(chunk, number, row, unit < kUnits ? 0 : unit == kUnits ? -4 : 8);
+    const std::int32_t end = unit - kUnits, end_pair = (end + 1) / 2 * (kUnits / 2) - end % 2;
+    const std::int32_t number = !Tile::kPaired ? unit : 2 * (end < 0 ? unit : end_pair);
+    places[to][thread] = find_place(chunk, number, row, end < 0 ? 0 : end % 2 == 0 ? -2 : 8);
   }
 
   // The warps that multiply note where the pixels of a chunk find what they meet, and one of their threads has the copy engine
@@ -211,56 +212,102 @@ struct WeightLaidColumns {
       to[std::int64_t(row) * job.sum_pitch + place.channel + std::int32_t(warp / 2 * kOwn + lane())] = own;
   }
 
-  // The same of pairs of pixels, whose segments begin at odd values: a warp has two rows of the kernel, of some channels, two
-  // vectors of each pair. What lies beside a pair in its row the lane beside has, but for the first pair and the last one. There
-  // are an even number of pixels.
+  // The same of pairs of pixels, whose segments begin at odd values. A warp has half of the pairs and every so many channels; of
+  // four pairs eight lanes have the two vectors, each two rows of the kernel, so that they write to all banks at once. The value
+  // beside a pair in either row the lane of the pair beside has, but for the first pair of the half and the last one. There are an
+  // even number of pixels.
+  struct PairLane {
+    std::uint32_t pair, half;  // of the warp's pairs; of the rows
+    std::uint32_t before, after;  // lanes that have the pairs beside
+    bool exists, is_first, is_last, reads_end;
+    std::uint32_t left_mask, right_mask;
+    const unsigned char* from[2];
+    const unsigned char* beside[2];
+    std::uint32_t step;  // bytes to the warp's next channel
+  };
+  struct Pair {
+    uint2 own[2];
+    std::uint32_t end;  // of both rows
+  };
+  static constexpr int kPairWarps = Tile::kLanes / 32, kPairsOfWarp = kWeightLaidPixels / 4;
+
+  __device__ __forceinline__ PairLane pair_lane(const unsigned char* raw, const std::uint32_t* of_pairs,
+                                                std::int32_t pixels) const {
+    PairLane own;
+    const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32, first = warp % 2 * kPairsOfWarp;
+    own.pair = lane() % 4 + lane() / 8 * 4, own.half = lane() / 4 % 2;
+    own.before = lane() - (own.pair % 4 > 0 ? 1 : 5), own.after = lane() + (own.pair % 4 < 3 ? 1 : 5);
+    own.exists = std::int32_t(2 * (first + own.pair)) < pixels;
+    own.is_first = own.pair == 0, own.is_last = own.pair + 1 == kPairsOfWarp;
+    const uint2 places = reinterpret_cast<const uint2*>(of_pairs)[2 * (first + own.pair) + own.half];
+    const std::uint32_t end = kWeightLaidPixels / 2 + warp % 2 * 2 + own.is_last;
+    const uint2 ends = reinterpret_cast<const uint2*>(of_pairs)[2 * end + own.half];
+    const bool has_left = (places.x & kBegins) == 0, has_right = (places.x & kEnds) == 0;
+    own.reads_end = (own.is_first && has_left) || (own.is_last && has_right);
+    own.left_mask = has_left ? ~0u : 0, own.right_mask = has_right ? ~0u : 0;
+    const unsigned char* const at = raw + warp / 2 * job.piece.value;
+    own.from[0] = at + (places.x & kLaidPlace), own.from[1] = at + (places.y & kLaidPlace);
+    own.beside[0] = at + (ends.x & kLaidPlace), own.beside[1] = at + (ends.y & kLaidPlace);
+    own.step = kPairWarps / 2 * job.piece.value;
+    return own;
+  }
+
+  static __device__ __forceinline__ Pair read_pair(PairLane& own) {
+    Pair pair = {};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      pair.own[k] = *reinterpret_cast<const uint2*>(own.from[k]);
+      if (own.reads_end) pair.end |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(own.beside[k])) << (16 * k);
+      own.from[k] += own.step, own.beside[k] += own.step;
+    }
+    return pair;
+  }
+
+  template <bool kTail>
+  static __device__ __forceinline__ void write_pair(unsigned char* columns, std::uint32_t number, std::uint32_t vector,
+                                                    const PairLane& own, const Pair& pair) {
+    const std::uint32_t last = __byte_perm(pair.own[0].y, pair.own[1].y, 0x7632);
+    const std::uint32_t first = __byte_perm(pair.own[0].x, pair.own[1].x, 0x5410);
+    const std::uint32_t of_before = __shfl_sync(~0u, last, own.before), of_after = __shfl_sync(~0u, first, own.after);
+    const std::uint32_t left = (own.is_first ? pair.end : of_before) & own.left_mask;
+    const std::uint32_t right = (own.is_last ? pair.end : of_after) & own.right_mask;
+    Words before, after;  // of the two pixels
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const uint2 both = pair.own[k];
+      before[2 * k] = __byte_perm(left, both.x, k == 0 ? 0x5410 : 0x5432);
+      before[2 * k + 1] = after[2 * k] = __byte_perm(both.x, both.y, 0x5432);
+      after[2 * k + 1] = __byte_perm(both.y, right, k == 0 ? 0x5432 : 0x7632);
+    }
+    if constexpr (kTail) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) before[i] = own.exists ? before[i] : 0, after[i] = own.exists ? after[i] : 0;
+    }
+    write(columns, number, vector, before);
+    write(columns, number + 1, vector, after);
+  }
+
   template <bool kTail>
   __device__ __forceinline__ void lay_out_pairs(const unsigned char* raw, unsigned char* columns, const std::uint32_t* of_pairs,
-                                                bool exists) const {
-    constexpr int kWarps = Tile::kLanes / 32, kOwn = kVectors / kWarps, kBatch = Tile::kWide ? 3 : kOwn;
-    static_assert(kOwn % kBatch == 0, "whole batches");
-    const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32, number = 2 * lane();
-    const bool turned = lane() / 4 % 2 != 0;  // lanes that would meet in a bank begin with the second pixel
-    const uint2 own = reinterpret_cast<const uint2*>(of_pairs)[2 * lane() + warp % 2];
-    const uint2 end = reinterpret_cast<const uint2*>(of_pairs)[kWeightLaidPixels + lane() / 16 * 2 + warp % 2];
-    const bool has_left = (own.x & kBegins) == 0, has_right = (own.x & kEnds) == 0;
-    const bool takes_left = lane() > 0, takes_right = lane() < 31;
-    const bool reads_end = (!takes_left && has_left) || (!takes_right && has_right);
-    const std::uint32_t first_mask = has_left ? ~0u : 0xffff0000u, last_mask = has_right ? ~0u : 0xffffu;
-    const std::uint32_t channel = warp / 2 * job.piece.value;
-    const unsigned char* from[2] = {raw + channel + (own.x & kLaidPlace), raw + channel + (own.y & kLaidPlace)};
-    const unsigned char* beside[2] = {raw + channel + (end.x & kLaidPlace), raw + channel + (end.y & kLaidPlace)};
-    std::uint32_t at_end = 0;
+                                                std::int32_t pixels) const {
+    constexpr int kOwn = Tile::kChannels / (kPairWarps / 2), kBatch = Tile::kWide ? 2 : kOwn, kBatches = kOwn / kBatch;
+    static_assert(Tile::kChannels % (kPairWarps / 2) == 0 && kOwn % kBatch == 0, "whole batches");
+    const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32;
+    PairLane own = pair_lane(raw, of_pairs, pixels);
+    const std::uint32_t number = 2 * (warp % 2 * kPairsOfWarp + own.pair);
+    Pair pairs[2][kBatch];  // those that are written, and those that are read meanwhile
 #pragma unroll
-    for (int first = 0; first < kOwn; first += kBatch) {
-      Words before[kBatch], after[kBatch];  // of the two pixels
+    for (int v = 0; v < kBatch; ++v) pairs[0][v] = read_pair(own);
 #pragma unroll
-      for (int v = 0; v < kBatch; ++v) {
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (batch + 1 < kBatches) {
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const uint2 both = *reinterpret_cast<const uint2*>(from[k]);
-          if (reads_end) at_end = *reinterpret_cast<const std::uint32_t*>(beside[k]);
-          const std::uint32_t of_before = __shfl_up_sync(~0u, both.y, 1), of_next = __shfl_down_sync(~0u, both.x, 1);
-          const std::uint32_t left = takes_left ? of_before : at_end, right = takes_right ? of_next : at_end;
-          before[v][2 * k] = __byte_perm(left, both.x, 0x5432) & first_mask;
-          before[v][2 * k + 1] = after[v][2 * k] = __byte_perm(both.x, both.y, 0x5432);
-          after[v][2 * k + 1] = __byte_perm(both.y, right, 0x5432) & last_mask;
-          from[k] += kWarps / 2 * job.piece.value, beside[k] += kWarps / 2 * job.piece.value;
-        }
-        if constexpr (kTail) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) before[v][i] = exists ? before[v][i] : 0, after[v][i] = exists ? after[v][i] : 0;
-        }
+        for (int v = 0; v < kBatch; ++v) pairs[(batch + 1) % 2][v] = read_pair(own);
       }
 #pragma unroll
-      for (int v = 0; v < kBatch; ++v) {
-        const std::uint32_t vector = warp + kWarps * std::uint32_t(first + v);
-        Words one, other;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) one[i] = turned ? after[v][i] : before[v][i], other[i] = turned ? before[v][i] : after[v][i];
-        write(columns, number + turned, vector, one);
-        write(columns, number + !turned, vector, other);
-      }
+      for (int v = 0; v < kBatch; ++v)
+        write_pair<kTail>(columns, number, 2 * (warp / 2 + kPairWarps / 2 * std::uint32_t(batch * kBatch + v)) + own.half, own,
+                          pairs[batch % 2][v]);
     }
   }
 
@@ -287,9 +334,9 @@ struct WeightLaidColumns {
       const std::int32_t pixels = pixels_of(chunk);
       if constexpr (Tile::kPaired) {
         if (pixels == kWeightLaidPixels) {
-          lay_out_pairs<false>(rows, columns, places[raw.at], true);
+          lay_out_pairs<false>(rows, columns, places[raw.at], kWeightLaidPixels);
         } else {
-          lay_out_pairs<true>(rows, columns, places[raw.at], std::int32_t(2 * lane()) < pixels);
+          lay_out_pairs<true>(rows, columns, places[raw.at], pixels);
         }
       } else if (!kSums && pixels == kWeightLaidPixels) {
         lay_out<false, false>(rows, columns, places[raw.at], true, sums);

@@ -14,7 +14,7 @@ constexpr std::int64_t kMostWeightLaidCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostPieceBytes = 512,
                        kPieceAlignment = 32;        // of a channel: 256 values of a box, 128 bytes of all channels
 constexpr std::int64_t kMostWeightLaidPieces = 16;  // of a chunk, whose boxes a thread begins
-// Of a run's chunks what must be of its pixels, in a hundred, for x to be read as it lies.
+// Of a plane's chunks what must be of its pixels, in a hundred, for planes to be runs.
 constexpr std::int64_t kLeastOfRun = 90;
 constexpr std::int64_t kLeastWeightLaidPart = 4;  // chunks, where there are some
 constexpr std::int64_t kMostWeightLaidClusters = 64;
@@ -89,22 +89,24 @@ class WeightLaidPlanner {
     return taps && columns_ % 8 == 0 && (p_.in_channels == 1 || (w.n >= columns_ && w.n % 8 == 0));
   }
 
-  // Boxes of 64 pixels of planes as they lie, or of what is packed.
+  // Boxes of 64 pixels: of planes as they lie, of such that are packed in rows of whole vectors, or of all planes in a row.
   bool reads_x() {
     const Strides& x = p_.x;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w)) return false;
-    const std::int64_t run_chunks = ceil_div(plane_, std::int64_t(kWeightLaidPixels));
     const std::int64_t most = std::int64_t(1) << 39, steps[] = {x.c, x.d, x.n}, counts[] = {p_.in_channels, p_.in_d, p_.batch};
-    bool lies = plane_ % 8 == 0 && plane_ * 100 >= run_chunks * kWeightLaidPixels * kLeastOfRun;
+    bool lies = plane_ % 8 == 0;
     for (int i = 0; i < 3; ++i) {
       if (counts[i] > 1 && steps[i] < 0) return false;
       lies = lies && (counts[i] == 1 || (steps[i] >= plane_ && steps[i] % 8 == 0 && steps[i] < most));
     }
-    BoxTensor& box = plan_.x;
-    const auto step = [&](int axis) { return counts[axis] == 1 ? std::int64_t(16) : steps[axis] * 2; };
     WeightLaidJob& job = plan_.job;
-    if (lies) {
+    BoxTensor& box = plan_.x;
+    const std::int64_t run_chunks = ceil_div(plane_, std::int64_t(kWeightLaidPixels));
+    if (plane_ * 100 >= run_chunks * kWeightLaidPixels * kLeastOfRun) {
+      const std::int64_t row = ceil_div(plane_, std::int64_t(8));
+      const auto step = [&](int axis) { return counts[axis] == 1 ? std::int64_t(16) : steps[axis] * 2; };
       box = {p_.dtype, {plane_, p_.in_channels, p_.in_d, p_.batch, 1}, {step(0), step(1), step(2), 16}, {}, 128, 128};
+      if (!lies && !pad_planes(row)) return false;
       job.run_pixels = std::int32_t(plane_), chunks_ = run_chunks * p_.in_d * p_.batch;
       job.run_chunks = make_divisor(run_chunks);
     } else {
@@ -119,8 +121,7 @@ class WeightLaidPlanner {
                     x.n,
                     x.c,
                     x.d,
-                    0};
-      plan_.pack.end = (p_.batch - 1) * x.n + (p_.in_channels - 1) * x.c + (p_.in_d - 1) * x.d + plane_;
+                    x_end()};
       box = {p_.dtype, {row * 8, p_.in_channels, 1, 1, 1}, {row * 16, 16, 16, 16}, {}, 128, 128};
       chunks_ = ceil_div(pixels_, std::int64_t(kWeightLaidPixels));
       job.run_pixels = std::int32_t(pixels_), job.run_chunks = make_divisor(chunks_);
@@ -133,6 +134,25 @@ class WeightLaidPlanner {
     job.stride_h = std::int32_t(p_.stride_h), job.stride_w = std::int32_t(p_.stride_w), job.pad = std::int32_t(p_.pad_w);
     job.kernel = std::int32_t(p_.kernel_w), job.out_w = std::int32_t(p_.out_w);
     job.row_bytes = std::int32_t(p_.out_w * 2), job.w_n = p_.in_channels > 1 ? p_.w.n : columns_;
+    return true;
+  }
+
+  // From x's first element to behind its last.
+  std::int64_t x_end() const {
+    return (p_.batch - 1) * p_.x.n + (p_.in_channels - 1) * p_.x.c + (p_.in_d - 1) * p_.x.d + plane_;
+  }
+
+  // Each plane of x in a row of `row` vectors.
+  bool pad_planes(std::int64_t row) {
+    const std::int64_t sample = row * p_.in_d * p_.in_channels;
+    if (sample * p_.batch >= kMostWeightLaidCount) return false;
+    plan_.packed_bytes = ceil_div(sample * p_.batch * 16, std::int64_t(256)) * 256;
+    FusedWeightPackJob& pad = plan_.pad;
+    pad.row_vectors = make_divisor(row), pad.height = make_divisor(1), pad.depth = make_divisor(p_.in_d);
+    pad.channels = make_divisor(p_.in_channels), pad.vectors = std::uint32_t(sample * p_.batch), pad.width = std::int32_t(plane_);
+    pad.n = p_.x.n, pad.c = p_.x.c, pad.d = p_.x.d, pad.h = 0, pad.end = x_end();
+    const std::int64_t strides[] = {row * p_.in_d, row, sample, 1};
+    for (int i = 0; i < 4; ++i) plan_.x.strides[i] = 16 * strides[i];
     return true;
   }
 

@@ -13,7 +13,8 @@ struct WeightLaidPlan {
   bool paired = false;
   int kernel = 0;  // its rows, and values of each
   WeightLaidJob job = {};
-  WeightLaidPackJob pack = {};
+  WeightLaidPackJob pack = {};   // at most one of these
+  FusedWeightPackJob pad = {};
   WeightLaidSumJob sum = {};
   BoxTensor x = {}, y = {};
   std::int64_t tiles = 0, clusters = 1;

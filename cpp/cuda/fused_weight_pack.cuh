@@ -23,6 +23,11 @@ UPFOLD_DEVICE uint4 packed_vector(const std::uint16_t* __restrict__ from, std::i
   const std::int32_t skew = std::int32_t(at % 2), words = (skew + live + 1) / 2;
   const std::int64_t first = at - skew;
   std::uint32_t in[5] = {}, out[4];
+  if (live == 8 && reinterpret_cast<std::uintptr_t>(from + at) % 8 == 0) {
+    const auto* const half = reinterpret_cast<const uint2*>(from + at);
+    const uint2 low = __ldg(half), high = __ldg(half + 1);
+    return {low.x, low.y, high.x, high.y};
+  }
   if (first + 2 * words <= end) {
     const auto* const word = reinterpret_cast<const std::uint32_t*>(from + first);
 #pragma unroll

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.gpu
 WEIGHT = Operator.CONV_TRANSPOSE_WEIGHT
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 # Segments of two and of four values and pairs of pixels; chunks of part of a row, of some rows, of some planes; x as it lies and
-# packed first, also where a vector has pixels of two samples; rows, columns and chunks that fill no tile; parts.
+# packed first, planes in rows of their own or one behind the other, also where a vector has pixels of two samples or of some; rows,
+# columns and chunks that fill no tile; parts.
 LAYERS = {
     "k2 s2": (_layer((70, 34), (3, 8, 16), 2, 2), False),
     "k2 s2, one chunk": (_layer((70, 32), (1, 8, 8), 2, 2), False),
@@ -46,9 +47,13 @@ LAYERS = {
     "k2 s2, few pixels of a vector": (_layer((40, 16), (7, 2, 6), 2, 2), True),
     "k2 s2, many chunks": (_layer((40, 16), (40, 16, 24), 2, 2), False),
     "k2 s2, rows behind": (_layer((33, 16), (3, 4, 8), 2, 2, output_padding=(1, 0)), True),
+    "k2 s2, planes in rows of their own": (_layer((40, 16), (3, 3, 84), 2, 2), True),
+    "k2 s2, whole vectors": (_layer((40, 16), (5, 6, 8), 2, 2), True),
     "k4 s4, odd map": (_layer((40, 9), (2, 37, 37), 4, 4), True),
     "k4 s4": (_layer((264, 13), (3, 8, 8), 4, 4), False),
     "k4 s2": (_layer((70, 9), (3, 8, 8), 4, 2, 1), False),
+    "k4 s2, whole vectors": (_layer((24, 13), (5, 8, 6), 4, 2, 1), True),
+    "k4 s2, planes in rows of their own": (_layer((24, 13), (5, 6, 42), 4, 2, 1), True),
     "k4 s2, 4x4": (_layer((136, 20), (9, 4, 4), 4, 2, 1), True),
     "k4 s2, some rows": (_layer((40, 13), (2, 8, 24), 4, 2, 1), False),
     "k4 s2, ends within a row": (_layer((40, 8), (3, 7, 10), 4, 2, 1), True),
