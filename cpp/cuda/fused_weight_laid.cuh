@@ -91,9 +91,8 @@ struct WeightLaidBarriers {
 };
 
 // Where what a pixel of a chunk meets of a row of the kernel lies in a buffer, in the first channel: [pixel][row]. Of two pixels
-// that are laid out together, what both meet; behind them what the first pixel of a chunk's half meets ahead of that, and the last
-// one behind it, of both halves.
-// kBegins and kEnds: their row begins there, or ends.
+// that are laid out together, what both meet; behind them what the first pixel of a chunk's half meets ahead of that, and the
+// last one behind it, of both halves. kBegins and kEnds: their row begins there, or ends.
 constexpr int kMostWeightLaidPlaces = 256;
 constexpr std::uint32_t kBegins = 1u << 30, kEnds = 1u << 31, kLaidPlace = kBegins - 1;
 using WeightLaidPlaces = std::uint32_t[kMostWeightLaidPlaces];

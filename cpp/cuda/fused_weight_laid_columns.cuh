@@ -214,10 +214,10 @@ struct WeightLaidColumns {
 
   // The same of pairs of pixels, whose segments begin at odd values. A warp has half of the pairs and every so many channels; of
   // four pairs eight lanes have the two vectors, each two rows of the kernel, so that they write to all banks at once. The value
-  // beside a pair in either row the lane of the pair beside has, but for the first pair of the half and the last one. There are an
-  // even number of pixels.
+  // beside a pair in either row the lane of the pair beside has, but for the first pair of the half and the last one. There are
+  // an even number of pixels.
   struct PairLane {
-    std::uint32_t pair, half;  // of the warp's pairs; of the rows
+    std::uint32_t pair, half;     // of the warp's pairs; of the rows
     std::uint32_t before, after;  // lanes that have the pairs beside
     bool exists, is_first, is_last, reads_end;
     std::uint32_t left_mask, right_mask;

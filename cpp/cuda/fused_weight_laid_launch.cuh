@@ -48,8 +48,8 @@ void run_weight_laid(const Launch& launch, const WeightLaidPlan& plan, int confi
   }
   if (plan.pad.vectors > 0) {
     unsigned char* const to = space + plan.partial_bytes + plan.row_sums_bytes;
-    launch_in_turn("fused", fused_weight_pack_kernel<std::uint16_t>, launch, (plan.pad.vectors + kThreads - 1) / kThreads, kThreads,
-                   plan.pad, static_cast<const std::uint16_t*>(x), reinterpret_cast<uint4*>(to));
+    launch_in_turn("fused", fused_weight_pack_kernel<std::uint16_t>, launch, (plan.pad.vectors + kThreads - 1) / kThreads,
+                   kThreads, plan.pad, static_cast<const std::uint16_t*>(x), reinterpret_cast<uint4*>(to));
     x = to;
   }
   const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, operands.y);

@@ -19,10 +19,10 @@ constexpr std::int64_t kLeastOfRun = 90;
 constexpr std::int64_t kLeastWeightLaidPart = 4;  // chunks, where there are some
 constexpr std::int64_t kMostWeightLaidClusters = 64;
 // What parts are weighed by, in cycles: a chunk's products, times those of the tensor cores, or bytes that a multiprocessor gets
-// in one; times as long with two stages; a tile beside its chunks; a cluster that adds up; a launch that adds the sums of
-// clusters, and bytes of these that the device moves in one.
-constexpr double kChunkProducts = 1.3, kLoadedBytes = 33, kTwoLaidStages = 1.3, kTileCycles = 8000, kClusterCycles = 2500,
-                 kSumCycles = 4000, kSumBytes = 1700;
+// in one; times as long with two stages, and where pixels are laid out together; a tile beside its chunks; a cluster that adds
+// up; a launch that adds the sums of clusters, and bytes of these that the device moves in one.
+constexpr double kChunkProducts = 1.3, kLoadedBytes = 33, kTwoLaidStages = 1.3, kTogether = 1.2, kTileCycles = 8000,
+                 kClusterCycles = 2500, kSumCycles = 4000, kSumBytes = 1700;
 
 struct WeightLaidTileSize {
   std::int64_t rows, columns;
@@ -138,9 +138,7 @@ class WeightLaidPlanner {
   }
 
   // From x's first element to behind its last.
-  std::int64_t x_end() const {
-    return (p_.batch - 1) * p_.x.n + (p_.in_channels - 1) * p_.x.c + (p_.in_d - 1) * p_.x.d + plane_;
-  }
+  std::int64_t x_end() const { return (p_.batch - 1) * p_.x.n + (p_.in_channels - 1) * p_.x.c + (p_.in_d - 1) * p_.x.d + plane_; }
 
   // Each plane of x in a row of `row` vectors.
   bool pad_planes(std::int64_t row) {
@@ -232,7 +230,8 @@ class WeightLaidPlanner {
     plan_.tiles = row_tiles * column_tiles;
     const double products = 2 * double(tile_.rows / 64 * tile_.columns);
     const double loads = double(tile_.rows * 128 + job.buffer_bytes) / kLoadedBytes;
-    const double chunk = std::max(kChunkProducts * products, loads) * (job.stages == 2 ? kTwoLaidStages : 1.0);
+    const double slower = (job.stages == 2 ? kTwoLaidStages : 1.0) * (plan_.paired ? kTogether : 1.0);
+    const double chunk = std::max(kChunkProducts * products, loads) * slower;
     std::int64_t splits = 0;
     double least = 0;
     const auto weigh = [&](std::int64_t blocks, std::int64_t at_once) {

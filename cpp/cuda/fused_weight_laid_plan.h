@@ -13,7 +13,7 @@ struct WeightLaidPlan {
   bool paired = false;
   int kernel = 0;  // its rows, and values of each
   WeightLaidJob job = {};
-  WeightLaidPackJob pack = {};   // at most one of these
+  WeightLaidPackJob pack = {};  // at most one of these
   FusedWeightPackJob pad = {};
   WeightLaidSumJob sum = {};
   BoxTensor x = {}, y = {};
