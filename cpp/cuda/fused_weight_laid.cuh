@@ -74,6 +74,7 @@ struct WeightLaidPackJob {
   std::int64_t n, c, d;  // elements
   std::int64_t end;      // from x's first to behind its last
 };
+constexpr int kLaidPackVectors = 4;  // of a thread
 
 // The last launch, where clusters have parts of all sums; a thread has four neighbouring ones. Behind its blocks those that add
 // up the rows of sums of y's channels, where there are any: two of each block of the launch ahead that has the first rows.
@@ -112,46 +113,73 @@ UPFOLD_DEVICE WeightLaidPlace weight_laid_place(const WeightLaidJob& job, std::i
   return {row * rows, tile * columns, tile * channels, first, min(job.part_chunks, job.chunks - first), cluster, part};
 }
 
-// A thread writes a vector, the pixels of one sample or of some.
-template <typename Value>
-__global__ void __launch_bounds__(kWeightPackThreads)
-    weight_laid_pack_kernel(const __grid_constant__ WeightLaidPackJob job, const Value* __restrict__ x, uint4* __restrict__ to) {
-  const auto* const from = reinterpret_cast<const std::uint16_t*>(x);
-  const std::uint32_t number = blockIdx.x * kWeightPackThreads + threadIdx.x;
-  take_turn();
-  if (number >= job.vectors) return;
-  std::uint32_t channel = number;
-  const std::int32_t first = std::int32_t(take(job.row_vectors, channel)) * 8, count = min(8, job.pixels - first);
-  const auto place = [&](std::int32_t pixel, std::int32_t& in_plane) {
-    std::uint32_t sample = std::uint32_t(pixel);
-    in_plane = std::int32_t(take(job.plane, sample));
-    const std::uint32_t d = take(job.depth, sample);
-    return sample * job.n + channel * job.c + d * job.d + in_plane;
-  };
+// Where pixel `pixel` of a channel lies, in elements, and in its plane.
+UPFOLD_DEVICE std::int64_t laid_source(const WeightLaidPackJob& job, std::uint32_t channel, std::int32_t pixel,
+                                       std::int32_t& in_plane) {
+  std::uint32_t sample = std::uint32_t(pixel);
+  in_plane = std::int32_t(take(job.plane, sample));
+  const std::uint32_t d = take(job.depth, sample);
+  return sample * job.n + channel * job.c + d * job.d + in_plane;
+}
+
+// The vector of pixels from `first` on, of one plane or of some.
+UPFOLD_DEVICE uint4 laid_vector(const WeightLaidPackJob& job, const std::uint16_t* __restrict__ from, std::uint32_t channel,
+                                std::int32_t first) {
+  const std::int32_t count = min(8, job.pixels - first);
   std::int32_t in_plane;
-  const std::int64_t at = place(first, in_plane);
+  const std::int64_t at = laid_source(job, channel, first, in_plane);
   const std::int32_t own = std::int32_t(job.plane.value) - in_plane;  // of this plane
-  if (count <= own) {
-    to[number] = packed_vector(from, at, count, job.end);
-    return;
-  }
+  if (count <= own) return packed_vector(from, at, count, job.end);
   if (job.plane.value >= 8) {  // of two planes
     const uint4 low = packed_vector(from, at, own, job.end);
-    std::int32_t begin;
-    const uint4 high = packed_vector(from, place(first + own, begin), count - own, job.end);
+    const std::int64_t next = laid_source(job, channel, first + own, in_plane);
+    const uint4 high = packed_vector(from, next, count - own, job.end);
     const auto join = [](std::uint32_t x, std::uint32_t y) { return std::uint64_t(y) << 32 | x; };
     const std::uint64_t words[] = {join(high.x, high.y), join(high.z, high.w)};
     const std::uint32_t shift = std::uint32_t(own) * 16;
     const std::uint64_t beside = shift < 64 ? words[1] << shift | words[0] >> (64 - shift) : words[0] << (shift - 64);
     const std::uint64_t both[] = {join(low.x, low.y) | (shift < 64 ? words[0] << shift : 0), join(low.z, low.w) | beside};
-    to[number] = {std::uint32_t(both[0]), std::uint32_t(both[0] >> 32), std::uint32_t(both[1]), std::uint32_t(both[1] >> 32)};
-    return;
+    return {std::uint32_t(both[0]), std::uint32_t(both[0] >> 32), std::uint32_t(both[1]), std::uint32_t(both[1] >> 32)};
   }
   std::uint32_t words[4] = {};
 #pragma unroll
   for (std::int32_t i = 0; i < 8; ++i)
-    if (i < count) words[i / 2] |= std::uint32_t(from[place(first + i, in_plane)]) << (i % 2 * 16);
-  to[number] = {words[0], words[1], words[2], words[3]};
+    if (i < count) words[i / 2] |= std::uint32_t(from[laid_source(job, channel, first + i, in_plane)]) << (i % 2 * 16);
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// A thread writes a vector, or where four pixels lie in a plane together, and at a multiple of 8 bytes, some: all that they are
+// made of is on its way before the first is written.
+template <typename Value, bool kFours>
+__global__ void __launch_bounds__(kWeightPackThreads)
+    weight_laid_pack_kernel(const __grid_constant__ WeightLaidPackJob job, const Value* __restrict__ x, uint4* __restrict__ to) {
+  constexpr std::uint32_t kEach = kFours ? kLaidPackVectors : 1;
+  const auto* const from = reinterpret_cast<const std::uint16_t*>(x);
+  const std::uint32_t number = blockIdx.x * (kWeightPackThreads * kEach) + threadIdx.x;
+  uint4 vectors[kEach] = {};
+  take_turn();
+#pragma unroll
+  for (std::uint32_t i = 0; i < kEach; ++i) {
+    std::uint32_t channel = number + i * kWeightPackThreads;
+    if (channel >= job.vectors) continue;
+    const std::int32_t first = std::int32_t(take(job.row_vectors, channel)) * 8;
+    if constexpr (kFours) {
+      std::int32_t in_plane;
+      const auto four = [&](std::int32_t pixel) {
+        const std::int64_t at = laid_source(job, channel, pixel, in_plane);
+        return pixel < job.pixels ? __ldg(reinterpret_cast<const uint2*>(from + at)) : uint2{};
+      };
+      const uint2 low = four(first), high = four(first + 4);
+      vectors[i] = {low.x, low.y, high.x, high.y};
+    } else {
+      vectors[i] = laid_vector(job, from, channel, first);
+    }
+  }
+#pragma unroll
+  for (std::uint32_t i = 0; i < kEach; ++i) {
+    const std::uint32_t at = number + i * kWeightPackThreads;
+    if (at < job.vectors) to[at] = vectors[i];
+  }
 }
 
 template <typename Value>

@@ -18,10 +18,13 @@ namespace upfold::cuda {
   template __global__ void fused_weight_laid_kernel<WeightLaidTile<Value, __VA_ARGS__>>(                                     \
       const __grid_constant__ WeightLaidJob, const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, Value*, float*, \
       float*);
-#define UPFOLD_INSTANTIATE_WEIGHT_LAID(Value)                                                                               \
-  UPFOLD_WEIGHT_LAID_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAID_KERNEL, Value)                                                    \
-  template __global__ void weight_laid_pack_kernel<Value>(const __grid_constant__ WeightLaidPackJob, const Value*, uint4*); \
-  template __global__ void weight_laid_sum_kernel<Value>(const __grid_constant__ WeightLaidSumJob, const float4*, Value*,   \
+#define UPFOLD_INSTANTIATE_WEIGHT_LAID(Value)                                                                             \
+  UPFOLD_WEIGHT_LAID_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAID_KERNEL, Value)                                                  \
+  template __global__ void weight_laid_pack_kernel<Value, false>(const __grid_constant__ WeightLaidPackJob, const Value*, \
+                                                                 uint4*);                                                 \
+  template __global__ void weight_laid_pack_kernel<Value, true>(const __grid_constant__ WeightLaidPackJob, const Value*,  \
+                                                                uint4*);                                                  \
+  template __global__ void weight_laid_sum_kernel<Value>(const __grid_constant__ WeightLaidSumJob, const float4*, Value*, \
                                                          const float*, Value*);
 
 }  // namespace upfold::cuda
@@ -42,8 +45,10 @@ void run_weight_laid(const Launch& launch, const WeightLaidPlan& plan, int confi
   float* const row_sums = bias != nullptr ? reinterpret_cast<float*>(space + plan.partial_bytes) : nullptr;
   if (plan.pack.vectors > 0) {
     unsigned char* const to = space + plan.partial_bytes + plan.row_sums_bytes;
-    launch_in_turn("fused", weight_laid_pack_kernel<Value>, launch, (plan.pack.vectors + kThreads - 1) / kThreads, kThreads,
-                   plan.pack, static_cast<const Value*>(x), reinterpret_cast<uint4*>(to));
+    const auto kernel = plan.packs_fours ? weight_laid_pack_kernel<Value, true> : weight_laid_pack_kernel<Value, false>;
+    const unsigned of_block = kThreads * (plan.packs_fours ? kLaidPackVectors : 1);
+    launch_in_turn("fused", kernel, launch, (plan.pack.vectors + of_block - 1) / of_block, kThreads, plan.pack,
+                   static_cast<const Value*>(x), reinterpret_cast<uint4*>(to));
     x = to;
   }
   if (plan.pad.vectors > 0) {

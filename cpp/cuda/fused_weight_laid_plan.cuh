@@ -94,9 +94,10 @@ class WeightLaidPlanner {
     const Strides& x = p_.x;
     if ((p_.in_w > 1 && x.w != 1) || (p_.in_h > 1 && x.h != p_.in_w)) return false;
     const std::int64_t most = std::int64_t(1) << 39, steps[] = {x.c, x.d, x.n}, counts[] = {p_.in_channels, p_.in_d, p_.batch};
-    bool lies = plane_ % 8 == 0;
+    bool lies = plane_ % 8 == 0, fours = plane_ % 4 == 0;
     for (int i = 0; i < 3; ++i) {
       if (counts[i] > 1 && steps[i] < 0) return false;
+      fours = fours && (counts[i] == 1 || steps[i] % 4 == 0);
       lies = lies && (counts[i] == 1 || (steps[i] >= plane_ && steps[i] % 8 == 0 && steps[i] < most));
     }
     WeightLaidJob& job = plan_.job;
@@ -122,6 +123,7 @@ class WeightLaidPlanner {
                     x.c,
                     x.d,
                     x_end()};
+      plan_.packs_fours = fours;
       box = {p_.dtype, {row * 8, p_.in_channels, 1, 1, 1}, {row * 16, 16, 16, 16}, {}, 128, 128};
       chunks_ = ceil_div(pixels_, std::int64_t(kWeightLaidPixels));
       job.run_pixels = std::int32_t(pixels_), job.run_chunks = make_divisor(chunks_);

@@ -15,6 +15,7 @@ struct WeightLaidPlan {
   WeightLaidJob job = {};
   WeightLaidPackJob pack = {};  // at most one of these
   FusedWeightPackJob pad = {};
+  bool packs_fours = false;  // four pixels of x at a time
   WeightLaidSumJob sum = {};
   BoxTensor x = {}, y = {};
   std::int64_t tiles = 0, clusters = 1;

@@ -45,6 +45,7 @@ LAYERS = {
     "k2 s2, wide": (_layer((40, 16), (2, 5, 80), 2, 2), True),
     "k2 s2, long rows": (_layer((300, 52), (2, 3, 128), 2, 2), False),
     "k2 s2, few pixels of a vector": (_layer((40, 16), (7, 2, 6), 2, 2), True),
+    "k2 s2, fewer than a vector": (_layer((40, 16), (7, 1, 6), 2, 2), True),
     "k2 s2, many chunks": (_layer((40, 16), (40, 16, 24), 2, 2), False),
     "k2 s2, rows behind": (_layer((33, 16), (3, 4, 8), 2, 2, output_padding=(1, 0)), True),
     "k2 s2, planes in rows of their own": (_layer((40, 16), (3, 3, 84), 2, 2), True),

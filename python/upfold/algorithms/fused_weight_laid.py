@@ -22,7 +22,8 @@ class _Rates(NamedTuple):
     product: float  # times the cycles of the tensor cores
     loaded: float  # bytes that a multiprocessor gets in a cycle
     column: float  # cycles in which a column of a chunk is laid out
-    paired: float  # times as long, where two pixels are laid out together
+    paired: float  # times as long, where two pixels are laid out together, and by tiles of 256 by 192
+    paired_wide: float
     two_stages: float  # times as long, where there are no three
     tile: float  # cycles of a tile beside its chunks
     adding: float  # cycles of a cluster of two that adds up tiles of 256 by 128, and each time that it is twice as large
@@ -33,7 +34,7 @@ class _Rates(NamedTuple):
     summed: float
 
 
-_RATES = _Rates(2.0, 1.27, 40.4, 8.28, 1.09, 1.61, 5000.0, 2520.0, 0.09, 4.0, 0.659, 3.0, 0.1)
+_RATES = _Rates(2.0, 1.27, 40.4, 8.28, 1.09, 1.04, 1.61, 5300.0, 2520.0, 0.09, 4.0, 0.659, 3.0, 0.1)
 _PRODUCT_CYCLES = 2  # of 64 rows and a column, a chunk
 # Times as long, of tiles of twice the columns that there are or more, or of no whole chunk of pixels: none of these was timed,
 # so that they are left to others.
@@ -60,7 +61,9 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         tiles, splits, clusters, chunks, stages, raw_bytes, paired, packed, partial = planned.work
         products, loads = _PRODUCT_CYCLES * rows / 64 * columns * _RATES.product, (128 * rows + raw_bytes) / _RATES.loaded
         chunk = max(products, loads, _RATES.column * columns)
-        chunk *= (_RATES.paired if paired else 1.0) * (_RATES.two_stages if stages == 2 else 1.0)
+        wide = rows * columns == 256 * 192
+        chunk *= (_RATES.paired_wide if wide else _RATES.paired) if paired else 1.0
+        chunk *= _RATES.two_stages if stages == 2 else 1.0
         cycles = chunks * chunk + _RATES.tile + math.log2(splits) * _RATES.adding * rows * columns / (256 * 128)
         time = -(-tiles * splits * clusters // multiprocessors) * cycles / cuda.CYCLES
         time += _RATES.packing + 1e-6 * packed * _RATES.packed if packed else 0.0
