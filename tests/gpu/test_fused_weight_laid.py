@@ -42,6 +42,7 @@ LAYERS = {
     "k2 s2": (_layer((70, 34), (3, 8, 16), 2, 2), False),
     "k2 s2, one chunk": (_layer((70, 32), (1, 8, 8), 2, 2), False),
     "k2 s2, 14 wide": (_layer((130, 48), (5, 14, 14), 2, 2), True),
+    "k2 s2, many vectors": (_layer((256, 16), (96, 14, 14), 2, 2), True),
     "k2 s2, wide": (_layer((40, 16), (2, 5, 80), 2, 2), True),
     "k2 s2, long rows": (_layer((300, 52), (2, 3, 128), 2, 2), False),
     "k2 s2, few pixels of a vector": (_layer((40, 16), (7, 2, 6), 2, 2), True),
