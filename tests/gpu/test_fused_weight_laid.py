@@ -36,8 +36,8 @@ pytestmark = pytest.mark.gpu
 WEIGHT = Operator.CONV_TRANSPOSE_WEIGHT
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 # Segments of two and of four values and pairs of pixels; chunks of part of a row, of some rows, of some planes; x as it lies and
-# packed first, planes in rows of their own or one behind the other, also where a vector has pixels of two samples or of some; rows,
-# columns and chunks that fill no tile; parts.
+# packed first, planes in rows of their own or one behind the other, also where a vector has pixels of two samples or of some, and
+# many vectors; rows, columns and chunks that fill no tile; parts.
 LAYERS = {
     "k2 s2": (_layer((70, 34), (3, 8, 16), 2, 2), False),
     "k2 s2, one chunk": (_layer((70, 32), (1, 8, 8), 2, 2), False),
