@@ -3,6 +3,7 @@
 
 #include "fused_weight_boxes.cuh"
 #include "fused_weight_launch.cuh"
+#include "fused_weight_pack_launch.cuh"
 
 namespace upfold::cuda {
 
@@ -51,18 +52,6 @@ namespace upfold::cuda {
 
 #ifndef __CUDACC_RTC__
 namespace upfold::cuda {
-
-// The operand itself, or what is packed of it into the workspace, `at` bytes behind its beginning.
-template <typename Value>
-const void* packed_operand(const Launch& launch, const FusedWeightPackJob& job, const void* operand, void* workspace,
-                           std::int64_t at) {
-  if (job.vectors == 0) return operand;
-  using Bits = Word<sizeof(Value)>;
-  void* const to = static_cast<unsigned char*>(workspace) + at;
-  launch_in_turn("fused", fused_weight_pack_kernel<Bits>, launch, (job.vectors + kWeightPackThreads - 1) / kWeightPackThreads,
-                 kWeightPackThreads, job, static_cast<const Bits*>(operand), static_cast<uint4*>(to));
-  return to;
-}
 
 template <typename Value, typename Tile, int kReads, bool kSums>
 void run_fused_weight_box_tile(const Launch& launch, const FusedWeightPlan& plan, const BoxMap& x, const BoxMap& y,

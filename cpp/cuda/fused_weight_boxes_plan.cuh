@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_weight_boxes_cost.cuh"
+#include "fused_weight_pack_launch.cuh"
 
 namespace upfold::cuda {
 namespace {
@@ -357,17 +358,7 @@ class BoxPlanner : public WeightPlanner {
     const std::int64_t map = row * size[1] * size[2];
     const std::int64_t strides[] = {map, row, row * size[1], map * channels};
     for (int i = 0; i < 4; ++i) tensor.strides[i] = 16 * strides[i];
-    FusedWeightPackJob job{};
-    job.row_vectors = make_divisor(row), job.height = make_divisor(size[1]), job.depth = make_divisor(size[2]);
-    job.channels = make_divisor(channels);
-    job.vectors = std::uint32_t(packed_vectors(channels, size[1] * size[2], row)), job.width = std::int32_t(size[0]);
-    job.n = s.n, job.c = s.c, job.d = s.d, job.h = s.h;
-    job.end = (p_.batch - 1) * s.n + (channels - 1) * s.c + (size[2] - 1) * s.d + (size[1] - 1) * s.h + size[0];
-    std::int64_t next = s.h * size[1];
-    job.dense = size[1] > 1 && (size[2] == 1 || s.d == next);
-    next *= size[2];
-    job.dense = job.dense && (channels == 1 || s.c == next) && (p_.batch == 1 || s.n == next * channels);
-    return job;
+    return weight_pack_job(p_.batch, s, channels, size, row);
   }
 
   BoxTensor tensor(const Strides& s, std::int64_t channels, const std::int64_t (&size)[3]) const {

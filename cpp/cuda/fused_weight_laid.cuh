@@ -2,10 +2,10 @@
 // fused_laid.cuh lays out what pixels meet of y', here as the other operand of a product over pixels.
 //
 // Rows of the product are channels of x, its columns output channels and their taps, as they follow one another in w, and its
-// reduction pixels, counted through all planes of all samples. A chunk is 64 pixels of a *run*: a plane of x, or all pixels where
-// x is packed first, channel by channel. A block has kRows rows, kColumns columns and a part of the chunks; two warpgroups
-// multiply, half of the rows each, and have the copy engine bring rows of y'; the warps beside them have it bring boxes of x, and
-// lay out the columns: of a pixel the values that its taps meet.
+// reduction pixels, counted through all planes of all samples. A chunk is 64 pixels of a *run*: a plane of x, which is packed
+// first where it is no whole vectors, or where planes fill no chunks all pixels, packed channel by channel. A block has kRows
+// rows, kColumns columns and a part of the chunks; two warpgroups multiply, half of the rows each, and have the copy engine bring
+// rows of y'; the warps beside them have it bring boxes of x, and lay out the columns: of a pixel the values that its taps meet.
 //   x        [stages][kRows][128 bytes], a swizzled box
 //   columns  [stages][64 of the columns each][64 pixels][128 bytes], swizzled
 //   raw      [buffers][pieces][channel of the tile][piece_bytes], boxes of y' whose planes are one row to the copy engine: from

@@ -43,19 +43,15 @@ void run_weight_laid(const Launch& launch, const WeightLaidPlan& plan, int confi
   const auto space = static_cast<unsigned char*>(operands.workspace);
   float* const partial = plan.clusters > 1 ? reinterpret_cast<float*>(space) : nullptr;
   float* const row_sums = bias != nullptr ? reinterpret_cast<float*>(space + plan.partial_bytes) : nullptr;
+  const std::int64_t packed_at = plan.partial_bytes + plan.row_sums_bytes;
   if (plan.pack.vectors > 0) {
-    unsigned char* const to = space + plan.partial_bytes + plan.row_sums_bytes;
     const auto kernel = plan.packs_fours ? weight_laid_pack_kernel<Value, true> : weight_laid_pack_kernel<Value, false>;
     const unsigned of_block = kThreads * (plan.packs_fours ? kLaidPackVectors : 1);
     launch_in_turn("fused", kernel, launch, (plan.pack.vectors + of_block - 1) / of_block, kThreads, plan.pack,
-                   static_cast<const Value*>(x), reinterpret_cast<uint4*>(to));
-    x = to;
-  }
-  if (plan.pad.vectors > 0) {
-    unsigned char* const to = space + plan.partial_bytes + plan.row_sums_bytes;
-    launch_in_turn("fused", fused_weight_pack_kernel<std::uint16_t>, launch, (plan.pad.vectors + kThreads - 1) / kThreads,
-                   kThreads, plan.pad, static_cast<const std::uint16_t*>(x), reinterpret_cast<uint4*>(to));
-    x = to;
+                   static_cast<const Value*>(x), reinterpret_cast<uint4*>(space + packed_at));
+    x = space + packed_at;
+  } else {
+    x = packed_operand<Value>(launch, plan.pad, x, space, packed_at);
   }
   const BoxMap x_map = describe_boxes(plan.x, x), y_map = describe_boxes(plan.y, operands.y);
   const unsigned splits = job.splits.value, blocks = unsigned(plan.tiles * plan.clusters) * splits;

@@ -16,8 +16,8 @@ constexpr std::int64_t kMostPieceBytes = 512,
 constexpr std::int64_t kMostWeightLaidPieces = 16;  // of a chunk, whose boxes a thread begins
 // Of a plane's chunks what must be of its pixels, in a hundred, for planes to be runs.
 constexpr std::int64_t kLeastOfRun = 90;
-// Packed vectors of a multiprocessor from which on threads that have some of them take less time (an H200: a call that packs 26
-// MB 82 -> 78 us, one of 2 MB 26.8 -> 29.2).
+// Packed vectors of a multiprocessor from which on threads that have some of them take less time (H200s, runs of their own: a
+// call that packs 26 MB 82 -> 78 us, one of 2 MB 26.8 -> 29.2).
 constexpr std::int64_t kManyVectors = 4096;
 constexpr std::int64_t kLeastWeightLaidPart = 4;  // chunks, where there are some
 constexpr std::int64_t kMostWeightLaidClusters = 64;
@@ -125,7 +125,8 @@ class WeightLaidPlanner {
                     x.n,
                     x.c,
                     x.d,
-                    x_end()};
+                    0};
+      plan_.pack.end = (p_.batch - 1) * x.n + (p_.in_channels - 1) * x.c + (p_.in_d - 1) * x.d + plane_;
       plan_.packs_fours = fours && row * p_.in_channels >= kManyVectors * multiprocessors_;
       box = {p_.dtype, {row * 8, p_.in_channels, 1, 1, 1}, {row * 16, 16, 16, 16}, {}, 128, 128};
       chunks_ = ceil_div(pixels_, std::int64_t(kWeightLaidPixels));
@@ -142,18 +143,12 @@ class WeightLaidPlanner {
     return true;
   }
 
-  // From x's first element to behind its last.
-  std::int64_t x_end() const { return (p_.batch - 1) * p_.x.n + (p_.in_channels - 1) * p_.x.c + (p_.in_d - 1) * p_.x.d + plane_; }
-
   // Each plane of x in a row of `row` vectors.
   bool pad_planes(std::int64_t row) {
     const std::int64_t sample = row * p_.in_d * p_.in_channels;
     if (sample * p_.batch >= kMostWeightLaidCount) return false;
     plan_.packed_bytes = ceil_div(sample * p_.batch * 16, std::int64_t(256)) * 256;
-    FusedWeightPackJob& pad = plan_.pad;
-    pad.row_vectors = make_divisor(row), pad.height = make_divisor(1), pad.depth = make_divisor(p_.in_d);
-    pad.channels = make_divisor(p_.in_channels), pad.vectors = std::uint32_t(sample * p_.batch), pad.width = std::int32_t(plane_);
-    pad.n = p_.x.n, pad.c = p_.x.c, pad.d = p_.x.d, pad.h = 0, pad.end = x_end();
+    plan_.pad = weight_pack_job(p_.batch, p_.x, p_.in_channels, {plane_, 1, p_.in_d}, row);
     const std::int64_t strides[] = {row * p_.in_d, row, sample, 1};
     for (int i = 0; i < 4; ++i) plan_.x.strides[i] = 16 * strides[i];
     return true;

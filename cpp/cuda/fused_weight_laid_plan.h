@@ -4,6 +4,7 @@
 #include "boxes.h"
 #include "fused_weight_laid.cuh"
 #include "fused_weight_laid.h"
+#include "fused_weight_pack_launch.cuh"
 #include "launch.cuh"
 
 namespace upfold::cuda {
