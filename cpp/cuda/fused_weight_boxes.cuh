@@ -166,7 +166,7 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
   // set before the first one begins: the compiler would let one end ahead of what is written beside it.
   __device__ __forceinline__ void accumulate(Sums& sums, RowSums& row_sums) const {
     pin_all(sums, row_sums);
-    if (place.begin == place.end) return;  // of a part without steps
+    if (place.begin >= place.end) return;  // of a part without steps, which may begin behind the last one of all
     const std::int32_t own = own_column();
     std::uint64_t of_ones = 0;
     if constexpr (kSums) of_ones = matrix_descriptor(in_descriptor(shared_address(ones)), kOnesColumns8 * 8, 8);

@@ -47,13 +47,16 @@ SHARED = {
     "three tiles": (layer(in_channels=384, out_channels=40, in_size=(48, 64), kernel_size=(2, 2), stride=(2, 2)), False),
 }
 
-# Of many steps and few tiles, so that there are parts to add.
+# Of many steps and few tiles, so that there are parts to add; of the last two clusters some have parts that begin behind the last
+# step (40 parts of 7 steps for 256, 88 of 2 for 171).
 ADDED = {
     "equal": layer(batch=4, in_channels=128, out_channels=64, in_size=(64, 64), kernel_size=(2, 2), stride=(2, 2)),
     "part of a tile": layer(batch=4, in_channels=104, out_channels=56, in_size=(64, 64), kernel_size=(2, 2), stride=(2, 2)),
     "fours, cut": layer(batch=4, in_channels=128, out_channels=64, in_size=(37, 37), kernel_size=(4, 4), stride=(4, 4)),
     "overlapping": layer(in_channels=100, out_channels=50, in_size=(64, 64), kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)),
     "depth": dataclasses.replace(cases.find("3d-k2s2"), batch=2, in_channels=120, out_channels=40, in_size=(8, 16, 32)),
+    "parts behind the end": cases.find("cyclegan-128-64@128"),
+    "parts behind the end, few channels": cases.find("pix2pix-128-3@128"),
 }
 
 
