@@ -9,7 +9,7 @@
 //   w        [stages][kRows][128 bytes], a swizzled box
 //   columns  [stages][kPixels][128 bytes], swizzled
 //   raw      [buffers][channel of half a chunk][32 bytes of zeros, then slots of rows]; a slot is a plane of which the tile has
-//            pixels
+//            pixels. Of several small planes (*boxed*) [buffers][zeros, then slots of [channel][plane]], which is one box
 // A *segment* is what a pixel meets of a row of the kernel: neighbours in a row of y'. Where kernel and stride are equal and
 // nothing is padded, it is one aligned word; else some of it may lie beside the plane, and is zeros.
 #pragma once
@@ -22,7 +22,7 @@ namespace upfold::cuda {
 
 constexpr int kMostLaidStages = 4, kMostLaidBuffers = 8;
 constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
-constexpr int kLaidMargin = 32;       // bytes of zeros, which rows of the kernel beside the plane meet
+constexpr int kLaidMargin = 32;       // bytes of zeros, which rows of the kernel beside the plane meet, in each channel
 
 // kM: products of 64 rows of a warpgroup; kN8: eighths of the pixels; kKernel: rows of the kernel, and values of each, which are
 // a segment; kEdges: whether some of these may lie beside the plane.
@@ -37,8 +37,9 @@ struct LaidTile {
   static constexpr int kMasks = kSegmentBytes / 4;  // words of a segment
   static constexpr int kWeightBytes = kRows * 128, kStageBytes = kWeightBytes + kPixels * 128;
   static constexpr int kProducts = 4;  // of 32 bytes of the reduction
-  // Of the 504 that a launch gives three warpgroups' threads.
-  static constexpr int kLoadRegisters = 56, kWorkRegisters = 224;
+  // Of the 504 that a launch gives three warpgroups' threads. What is left beside fewer sums holds a whole chunk's words.
+  static constexpr bool kWhole = kM * kN8 < 48;
+  static constexpr int kLoadRegisters = kWhole ? 104 : 56, kWorkRegisters = kWhole ? 200 : 224;
   static_assert(kEach % kKernel == 0, "whole segments of a vector");
   static_assert(kPixels == kLanes || kPixels == kLanes * 3 / 2, "pixels of a lane");
 };
@@ -49,6 +50,8 @@ struct LaidJob {
   std::uint32_t tiles;
   std::int32_t rows, pixels, chunks, part_chunks;               // chunks: of the reduction; of a part
   std::int32_t stages, buffers, buffer_bytes, channels, pitch;  // channels of half a chunk, bytes from one to the next
+  std::int32_t margin, margins;                                 // bytes of zeros ahead of slots; how many of these in a buffer
+  std::int32_t box_bytes, slot_bytes;                           // 0 where runs are copied
   Divisor plane, row, depth;                                    // pixels of a plane and of a row; planes of a sample
   std::int32_t stride_h, stride_w, pad_h, pad_w, kernel_h, out_h, out_w, row_bytes;
   std::int64_t y_n, y_d, y_c;  // bytes

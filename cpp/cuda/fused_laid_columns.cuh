@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_laid.cuh"
+#include "laid_pairs.cuh"
 
 namespace upfold::cuda {
 
@@ -19,10 +20,11 @@ struct LaidPixel {
   std::uint32_t row[kKernel], mask[kMasks];
 };
 
-// What a lane knows of two neighbouring pixels: where the words lie that two rows of the kernel meet, from the first one that
-// both pixels have on, and what of the first and of the last pair of values meets the plane.
+// What a lane knows of two neighbouring pixels: where its two rows of the kernel have the vector that both meet, of the first of
+// the warp's channels, and what lies beside it.
 struct LaidPair {
-  std::uint32_t row[2], first_mask, last_mask;
+  std::uint32_t row[2], left_mask, right_mask;
+  bool reads_end;
 };
 
 template <typename Tile>
@@ -32,7 +34,8 @@ struct LaidColumns {
   using Words = std::uint32_t[4];
   static constexpr int kHalf = 4;                              // vectors of half a chunk
   static constexpr bool kMore = Tile::kPixels > Tile::kLanes;  // whether two lanes share a pixel beside their own
-  static constexpr int kPairs = Tile::kPixels / 64;            // of pixels, of a lane
+  // Of each half of a chunk a warp lays out one of two channels, of so many times sixteen pairs of pixels.
+  static constexpr int kPairs = Tile::kPixels / 64;
 
   const LaidJob& job;
   LaidBarriers& barriers;
@@ -48,12 +51,14 @@ struct LaidColumns {
   }
   static __device__ __forceinline__ std::uint32_t lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ std::uint32_t warp() { return (threadIdx.x - Tile::kWorkers) / 32; }
+  static __device__ __forceinline__ std::int32_t number() { return std::int32_t(threadIdx.x) - Tile::kWorkers; }
 
   __device__ __forceinline__ LaidSlot find_slot(const LaidPlace& place) const {
     const std::int32_t last = min(place.pixel + Tile::kPixels, job.pixels) - 1, pixels = std::int32_t(job.plane.value);
     const std::int32_t plane = std::int32_t(divide(job.plane, std::uint32_t(place.pixel)) + lane());
     const std::int32_t low = max(place.pixel - plane * pixels, 0), high = min(last - plane * pixels, pixels - 1);
     LaidSlot slot{0, 0, 0, 0};
+    if (job.box_bytes > 0) return {0, 0, 0, lane() * std::uint32_t(job.slot_bytes)};
     if (high >= 0) {
       const std::int32_t top = std::int32_t(divide(job.row, std::uint32_t(low))) * job.stride_h - job.pad_h;
       const std::int32_t end = std::int32_t(divide(job.row, std::uint32_t(high))) * job.stride_h - job.pad_h + job.kernel_h;
@@ -85,28 +90,35 @@ struct LaidColumns {
 #pragma unroll
     for (int k = 0; k < Tile::kKernel; ++k) {
       const std::uint32_t own = first + std::uint32_t((h + k) * job.row_bytes + w * std::int32_t(sizeof(Value))) - begin;
-      pixel.row[k] = Tile::kEdges && std::uint32_t(h + k) >= std::uint32_t(job.out_h) ? 0 : kLaidMargin + own;
+      pixel.row[k] = Tile::kEdges && std::uint32_t(h + k) >= std::uint32_t(job.out_h) ? 0 : std::uint32_t(job.margin) + own;
     }
 #pragma unroll
     for (int i = 0; i < Tile::kMasks; ++i) pixel.mask[i] = std::uint32_t(w + i) < std::uint32_t(job.out_w) ? ~0u : 0u;
     return pixel;
   }
-  // The same of pixel `number`, an even one, and the next one; two rows of the kernel by the warp, of one of two channels.
-  __device__ __forceinline__ LaidPair find_pair(const LaidPlace& place, const LaidSlot& slots, std::int32_t number) const {
+  // The same of the lane's pair of number `sixteen` of the warp's; there are an even number of pixels.
+  __device__ __forceinline__ LaidPair find_pair(const LaidPlace& place, const LaidSlot& slots, const LaidPairLane& in_warp,
+                                                int sixteen) const {
+    const std::int32_t number = first_of_pair(in_warp, sixteen);
     std::uint32_t plane = std::uint32_t(min(place.pixel + number, job.pixels - 2)), at = take(job.plane, plane);
     const std::uint32_t slot = plane - divide(job.plane, std::uint32_t(place.pixel));
     const std::uint32_t begin = __shfl_sync(~0u, slots.begin, slot), first = __shfl_sync(~0u, slots.at, slot);
-    const std::int32_t w = std::int32_t(take(job.row, at)) * 2;  // of the first word that both have
-    const std::int32_t h = std::int32_t(at) * job.stride_h - job.pad_h + std::int32_t(warp() % 2 * 2);
+    const std::int32_t w = std::int32_t(take(job.row, at)) * 2;  // of the vector that both have
+    const std::int32_t h = std::int32_t(at) * job.stride_h - job.pad_h + std::int32_t(in_warp.half * 2);
     LaidPair pair;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const std::uint32_t own = first + std::uint32_t((h + k) * job.row_bytes + w * 2) - begin;
       const bool beside = std::uint32_t(h + k) >= std::uint32_t(job.out_h);
-      pair.row[k] = warp() / 2 * std::uint32_t(job.pitch) + (beside ? kLaidMargin / 4 : kLaidMargin + own);
+      pair.row[k] = warp() % 2 * std::uint32_t(job.pitch) + (beside ? kLaidMargin / 4 : std::uint32_t(job.margin) + own);
     }
-    pair.first_mask = w > 0 ? ~0u : 0xffff0000u, pair.last_mask = w + 4 < job.out_w ? ~0u : 0xffffu;
+    const bool has_left = w > 0, has_right = w + 4 < job.out_w;
+    pair.left_mask = has_left ? ~0u : 0, pair.right_mask = has_right ? ~0u : 0;
+    pair.reads_end = (in_warp.is_first && has_left) || (in_warp.is_last && has_right);
     return pair;
+  }
+  static __device__ __forceinline__ std::int32_t first_of_pair(const LaidPairLane& in_warp, int sixteen) {
+    return std::int32_t((warp() / 2 * kPairs + std::uint32_t(sixteen)) * kPairsOfWarp + in_warp.pair) * 2;
   }
   // Behind the pixels that lanes have alone, every eight lanes and the next ones share eight: the latter have every vector behind
   // those of the former.
@@ -162,11 +174,17 @@ struct LaidColumns {
     std::int32_t half, end;                  // of the reduction
     const unsigned char* base;               // the half's first channel, where the tile's first plane begins to be copied
     std::uint32_t from, to, bytes, of_warp;  // from there on, and from a buffer's first byte; of all lanes of the warp
+    // Of a box `from` is its first plane.
     Ring ring;
   };
   __device__ __forceinline__ void begin_tile(const unsigned char* y, Cursor& at) const {
     if (at.tile >= job.tiles) return;
     const LaidPlace place = laid_place(job, at.tile, Tile::kRows, Tile::kPixels);
+    at.half = 2 * place.first, at.end = 2 * (place.first + place.chunks);
+    if (job.box_bytes > 0) {
+      at.from = divide(job.plane, std::uint32_t(place.pixel));
+      return;
+    }
     const LaidSlot slot = find_slot(place);
     const std::uint32_t slots = 32 - __clz(__ballot_sync(~0u, slot.bytes > 0) | 1), runs = slots * std::uint32_t(job.channels);
     const std::uint32_t run = threadIdx.x / 32 + threadIdx.x % 32 * (Tile::kWorkers / 32);  // of all warps alike
@@ -179,16 +197,23 @@ struct LaidColumns {
     at.from = std::uint32_t(begins(own) - first + channel * job.y_c);
     at.to = kLaidMargin + channel * std::uint32_t(job.pitch) + __shfl_sync(~0u, slot.at, own);
     at.bytes = run < runs ? bytes : 0, at.of_warp = __reduce_add_sync(~0u, at.bytes);
-    at.half = 2 * place.first, at.end = 2 * (place.first + place.chunks);
     at.base = y + first + std::int64_t(at.half) * job.channels * job.y_c;
   }
-  __device__ __forceinline__ void copy_next(const unsigned char* y, Cursor& at) const {
+  __device__ __forceinline__ void copy_next(const BoxMap& planes, const unsigned char* y, Cursor& at) const {
     if (at.tile >= job.tiles) return;
-    const std::uint32_t full = address(barriers.raw_full[at.ring.at]);
-    if (lane() == 0) barrier_arrive_expecting(full, at.of_warp);
-    if (at.bytes > 0) copy_bulk(of_memory.first + buffer(at.ring.at) + at.to, at.base + at.from, at.bytes, full);
+    const std::uint32_t full = address(barriers.raw_full[at.ring.at]), to = of_memory.first + buffer(at.ring.at);
+    if (job.box_bytes > 0) {
+      // Halves are brought by the two warpgroups in turn.
+      if (threadIdx.x == std::uint32_t(at.half % 2) * (Tile::kWorkers / 2)) {
+        barrier_arrive_expecting(full, std::uint32_t(job.box_bytes));
+        copy_box(to + std::uint32_t(job.margin), planes, {0, at.half * job.channels, std::int32_t(at.from), 0, 0}, full);
+      }
+    } else {
+      if (lane() == 0) barrier_arrive_expecting(full, at.of_warp);
+      if (at.bytes > 0) copy_bulk(to + at.to, at.base + at.from, at.bytes, full);
+      at.base += job.channels * job.y_c;
+    }
     at.ring.next();
-    at.base += job.channels * job.y_c;
     if (++at.half < at.end) return;
     at.tile += gridDim.x;
     begin_tile(y, at);
@@ -196,93 +221,115 @@ struct LaidColumns {
 
   // The columns of half a chunk. Of the pixels behind those that a lane has alone two lanes have every other vector each. All
   // words are on their way before the first is asked for.
-  __device__ __forceinline__ void lay_out(const unsigned char* raw, unsigned char* columns, const Pixel& own, const Pixel& shared,
-                                          std::uint32_t first) const {
-    const std::int32_t number = std::int32_t(threadIdx.x) - Tile::kWorkers;
+  struct PixelHalf {
     Words words[kHalf + (kMore ? 2 : 0)];
+  };
+  struct Pixels {
+    Pixel own, shared;
+    using Half = PixelHalf;
+  };
+  __device__ __forceinline__ void find(const LaidPlace& place, const LaidSlot& slots, Pixels& pixels) const {
+    pixels.shared = pixels.own = find_pixel(place, slots, number());
+    if constexpr (kMore) pixels.shared = find_shared(place, slots, number());
+  }
+  __device__ __forceinline__ void read(const unsigned char* raw, const Pixels& pixels, PixelHalf& half) const {
 #pragma unroll
-    for (int v = 0; v < kHalf; ++v) read(raw, own, v * Tile::kSegments, words[v]);
+    for (int v = 0; v < kHalf; ++v) read(raw, pixels.own, v * Tile::kSegments, half.words[v]);
     if constexpr (kMore) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) read(raw, shared, 2 * i * Tile::kSegments, words[kHalf + i]);
+      for (int i = 0; i < 2; ++i) read(raw, pixels.shared, 2 * i * Tile::kSegments, half.words[kHalf + i]);
     }
+  }
+  static __device__ __forceinline__ void write(unsigned char* columns, const Pixels&, const PixelHalf& half,
+                                               std::uint32_t first) {
 #pragma unroll
-    for (int v = 0; v < kHalf; ++v) write(columns, number, first + v, words[v]);
+    for (int v = 0; v < kHalf; ++v) write(columns, number(), first + v, half.words[v]);
     if constexpr (kMore) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        write(columns, shared_number(number), first + 2 * i + std::uint32_t(shared_half(number)), words[kHalf + i]);
+        write(columns, shared_number(number()), first + 2 * i + std::uint32_t(shared_half(number())), half.words[kHalf + i]);
     }
   }
 
-  // The same of pairs of pixels, whose segments begin at odd values: a warp has a vector of each pixel, two rows of the kernel.
-  __device__ __forceinline__ void lay_out_pairs(const unsigned char* raw, unsigned char* columns, const LaidPair (&pairs)[kPairs],
-                                                std::uint32_t first) const {
-    Words before[kPairs], after[kPairs];  // of the two pixels
+  // The same of pairs of pixels, whose segments begin at odd values.
+  struct PairHalf {
+    LaidPairValues values[kPairs];
+  };
+  struct Pairs {
+    LaidPairLane in_warp;
+    LaidPair pairs[kPairs];
+    using Half = PairHalf;
+  };
+  __device__ __forceinline__ void find(const LaidPlace& place, const LaidSlot& slots, Pairs& own) const {
+    own.in_warp = laid_pair_lane(lane());
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) own.pairs[p] = find_pair(place, slots, own.in_warp, p);
+  }
+  static __device__ __forceinline__ void read(const unsigned char* raw, const Pairs& own, PairHalf& half) {
+    const int beside = own.in_warp.is_first ? -2 : 8;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
+      LaidPairValues& values = half.values[p];
+      values.end = 0;
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const unsigned char* const from = raw + pairs[p].row[k];
-        const std::uint32_t left = *reinterpret_cast<const std::uint32_t*>(from - 4);
-        const uint2 both = *reinterpret_cast<const uint2*>(from);
-        const std::uint32_t right = *reinterpret_cast<const std::uint32_t*>(from + 8);
-        before[p][2 * k] = __byte_perm(left, both.x, 0x5432) & pairs[p].first_mask;
-        before[p][2 * k + 1] = after[p][2 * k] = __byte_perm(both.x, both.y, 0x5432);
-        after[p][2 * k + 1] = __byte_perm(both.y, right, 0x5432) & pairs[p].last_mask;
+        const unsigned char* const from = raw + own.pairs[p].row[k];
+        values.own[k] = *reinterpret_cast<const uint2*>(from);
+        if (own.pairs[p].reads_end)
+          values.end |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(from + beside)) << (16 * k);
       }
     }
-    const bool turned = lane() / 4 % 2 != 0;  // lanes that would meet in a bank begin with the second pixel
+  }
+  static __device__ __forceinline__ void write(unsigned char* columns, const Pairs& own, const PairHalf& half,
+                                               std::uint32_t first) {
+    const std::uint32_t vector = first + warp() % 2 * 2 + own.in_warp.half;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      const std::int32_t number = 64 * p + 2 * std::int32_t(lane());
-      Words one, other;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) one[i] = turned ? after[p][i] : before[p][i], other[i] = turned ? before[p][i] : after[p][i];
-      write(columns, number + turned, first + warp(), one);
-      write(columns, number + !turned, first + warp(), other);
+      const std::int32_t number = first_of_pair(own.in_warp, p);
+      Words before, after;  // of the two pixels
+      lay_pair(own.in_warp, half.values[p], own.pairs[p].left_mask, own.pairs[p].right_mask, before, after);
+      write(columns, number, vector, before);
+      write(columns, number + 1, vector, after);
     }
   }
 
-  // Ahead of each channel of a buffer there are zeros, which copies leave alone.
+  // Ahead of each channel of a buffer, or of all slots of a box, there are zeros, which copies leave alone.
   __device__ __forceinline__ void clear_margins() const {
-    for (std::int32_t i = std::int32_t(threadIdx.x); i < 2 * job.buffers * job.channels; i += Tile::kThreads)
-      *reinterpret_cast<uint4*>(memory + buffer(0) + std::uint32_t(i / 2 * job.pitch + i % 2 * 16)) = {0, 0, 0, 0};
+    const std::int32_t vectors = job.margin / 16;
+    for (std::int32_t i = std::int32_t(threadIdx.x); i < vectors * job.margins * job.buffers; i += Tile::kThreads) {
+      const std::int32_t number = i / vectors, at = number % job.margins * job.pitch + i % vectors * 16;
+      *reinterpret_cast<uint4*>(memory + buffer(std::uint32_t(number / job.margins)) + at) = {0, 0, 0, 0};
+    }
   }
 
   // The warps beside those that multiply: the columns of all tiles of the block in their order.
   __device__ __forceinline__ void produce(const BoxMap& w) const {
+    using Own = std::conditional_t<Tile::kPaired, Pairs, Pixels>;
+    constexpr int kHalves = Tile::kWhole ? 2 : 1;  // that are read before the first is written
     Ring ring(job.stages), raw(job.buffers);
-    const std::int32_t number = std::int32_t(threadIdx.x) - Tile::kWorkers;
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
       const LaidPlace place = laid_place(job, tile, Tile::kRows, Tile::kPixels);
-      const LaidSlot slots = find_slot(place);
-      Pixel own, shared;
-      LaidPair pairs[kPairs];
-      if constexpr (Tile::kPaired) {
-#pragma unroll
-        for (int p = 0; p < kPairs; ++p) pairs[p] = find_pair(place, slots, 64 * p + 2 * std::int32_t(lane()));
-      } else {
-        shared = own = find_pixel(place, slots, number);
-        if constexpr (kMore) shared = find_shared(place, slots, number);
-      }
+      Own own;
+      find(place, find_slot(place), own);
 #pragma unroll 1
       for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, ring.next()) {
         const std::uint32_t full = address(barriers.full[ring.at]), to = stage(ring.at);
         barrier_wait(address(barriers.empty[ring.at]), ring.parity ^ 1);
-        if (number == 0) {
+        if (number() == 0) {
           barrier_arrive_expecting(full, Tile::kWeightBytes);
           copy_box(to, w, {(place.first + chunk) * Tile::kChunk, place.row, 0, 0, 0}, full);
         }
         unsigned char* const columns = memory + (to - of_memory.first) + Tile::kWeightBytes;
 #pragma unroll
-        for (int half = 0; half < 2; ++half, raw.next()) {
-          barrier_wait(address(barriers.raw_full[raw.at]), raw.parity);
-          if constexpr (Tile::kPaired) {
-            lay_out_pairs(memory + buffer(raw.at), columns, pairs, half * kHalf);
-          } else {
-            lay_out(memory + buffer(raw.at), columns, own, shared, half * kHalf);
+        for (int first = 0; first < 2; first += kHalves) {
+          typename Own::Half halves[kHalves];
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half, raw.next()) {
+            barrier_wait(address(barriers.raw_full[raw.at]), raw.parity);
+            read(memory + buffer(raw.at), own, halves[half]);
           }
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) write(columns, own, halves[half], std::uint32_t(first + half) * kHalf);
         }
         publish_to_products();
         __syncwarp();  // all lanes have read and written

@@ -22,7 +22,7 @@ struct LaidBlock : LaidColumns<Tile> {
         barrier_make(address(barriers.empty[i]), Tile::kWorkers / 32);
       }
       for (int i = 0; i < job.buffers; ++i) {
-        barrier_make(address(barriers.raw_full[i]), Tile::kWorkers / 32);
+        barrier_make(address(barriers.raw_full[i]), job.box_bytes > 0 ? 1 : Tile::kWorkers / 32);
       }
       barriers_made();
     }
@@ -34,7 +34,7 @@ struct LaidBlock : LaidColumns<Tile> {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
   }
   // The last chunk's stage is still held at the end, whose number is returned.
-  __device__ __forceinline__ std::uint32_t multiply(Ring& ring, std::int32_t chunks, std::int32_t warpgroup,
+  __device__ __forceinline__ std::uint32_t multiply(Ring& ring, std::int32_t chunks, std::int32_t warpgroup, const BoxMap& planes,
                                                     const unsigned char* y, Cursor& copies, Sums& sums) const {
     constexpr std::uint32_t kGroup = 64, kPart = 64 * 128 / 16, kStep = 2;  // of 16 bytes: eight rows, a product's rows, a step
     const std::uint64_t rows = long_row_descriptor(std::uint32_t(warpgroup * Tile::kM) * kPart, kGroup);
@@ -51,8 +51,8 @@ struct LaidBlock : LaidColumns<Tile> {
           WarpgroupCore<Value, Tile::kN8, 1, 0>::add(sums[i], rows + at + i * kPart + k * kStep, pixels + at + k * kStep);
       }
       warpgroup_commit();
-      this->copy_next(y, copies);  // while these are multiplied
-      this->copy_next(y, copies);
+      this->copy_next(planes, y, copies);  // while these are multiplied
+      this->copy_next(planes, y, copies);
       warpgroup_wait<1>();
       if (used != 0) leave(used);
       used = address(barriers.empty[ring.at]), last = ring.at;
@@ -74,17 +74,17 @@ struct LaidBlock : LaidColumns<Tile> {
     LaidStore<Tile, 1>{job, place, x}.run(memory, used, warpgroup, sums);
   }
 
-  __device__ __forceinline__ void work(const Value* y, Value* x) const {
+  __device__ __forceinline__ void work(const BoxMap& planes, const Value* y, Value* x) const {
     const std::int32_t warpgroup = std::int32_t(threadIdx.x) / 128;
     const unsigned char* const from = reinterpret_cast<const unsigned char*>(y);
     Cursor copies{blockIdx.x, 0, 0, nullptr, 0, 0, 0, 0, Ring(job.buffers)};
     this->begin_tile(from, copies);
-    for (std::int32_t i = 0; i < job.buffers / 2 * 2; ++i) this->copy_next(from, copies);
+    for (std::int32_t i = 0; i < job.buffers / 2 * 2; ++i) this->copy_next(planes, from, copies);
     Ring ring(job.stages);
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
       const LaidPlace place = laid_place(job, tile, Tile::kRows, Tile::kPixels);
       Sums sums = {};
-      const std::uint32_t last = multiply(ring, place.chunks, warpgroup, from, copies, sums);
+      const std::uint32_t last = multiply(ring, place.chunks, warpgroup, planes, from, copies, sums);
       finish(place, warpgroup, last, sums, x);
       __syncwarp();  // all lanes have read what they staged
       leave(address(barriers.empty[last]));
@@ -97,11 +97,15 @@ struct LaidBlock : LaidColumns<Tile> {
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_laid_kernel(const __grid_constant__ LaidJob job, const __grid_constant__ BoxMap w,
-                      const typename Tile::Value* __restrict__ y, typename Tile::Value* __restrict__ x) {
+                      const __grid_constant__ BoxMap planes, const typename Tile::Value* __restrict__ y,
+                      typename Tile::Value* __restrict__ x) {
 #if UPFOLD_WARPGROUPS
   extern __shared__ uint4 memory[];
   __shared__ LaidBarriers barriers;
-  if (threadIdx.x == Tile::kWorkers) expect_boxes(w);
+  if (threadIdx.x == Tile::kWorkers) {
+    expect_boxes(w);
+    if (job.box_bytes > 0) expect_boxes(planes);
+  }
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kLaidAlignment;
   const LaidBlock<Tile> block{{job, barriers, first, SharedAddress(&barriers), SharedAddress(first)}};
   block.make_barriers();
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   take_registers<Tile::kWorkRegisters>();
-  block.work(y, x);
+  block.work(planes, y, x);
 #endif
 }
 

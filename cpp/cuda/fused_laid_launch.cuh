@@ -17,7 +17,7 @@ namespace upfold::cuda {
 
 #define UPFOLD_INSTANTIATE_LAID_KERNEL(index, Value, ...)                   \
   template __global__ void fused_laid_kernel<LaidTile<Value, __VA_ARGS__>>( \
-      const __grid_constant__ LaidJob, const __grid_constant__ BoxMap, const Value*, Value*);
+      const __grid_constant__ LaidJob, const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, const Value*, Value*);
 #define UPFOLD_INSTANTIATE_LAID(Value) UPFOLD_LAID_TILES(UPFOLD_INSTANTIATE_LAID_KERNEL, Value)
 
 }  // namespace upfold::cuda
@@ -29,19 +29,20 @@ namespace upfold::cuda {
 
 template <typename Value>
 void run_laid(const Launch& launch, const LaidPlan& plan, int config, const FusedOperands& operands) {
-  const BoxMap w = describe_boxes(plan.w, operands.w);
   const LaidJob& job = plan.job;
+  const BoxMap w = describe_boxes(plan.w, operands.w);
+  const BoxMap planes = job.box_bytes > 0 ? describe_boxes(plan.planes, operands.y) : BoxMap{};
   const auto y = static_cast<const Value*>(operands.y);
   const auto x = static_cast<Value*>(const_cast<void*>(operands.x));
   int multiprocessors = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device), "cudaDeviceGetAttribute");
   const unsigned splits = job.splits.value;
   const unsigned blocks = splits > 1 || job.tiles < unsigned(multiprocessors) ? job.tiles : unsigned(multiprocessors);
-#define UPFOLD_RUN(index, type, kM, kN8, kKernel, kEdges)                      \
-  if (config == index && plan.kernel == kKernel && plan.edges == kEdges) {     \
-    using Tile = LaidTile<Value, kM, kN8, kKernel, kEdges>;                    \
-    const Grid grid{blocks, Tile::kThreads, plan.shared_bytes, true, splits};  \
-    launch_grid("fused", fused_laid_kernel<Tile>, launch, grid, job, w, y, x); \
+#define UPFOLD_RUN(index, type, kM, kN8, kKernel, kEdges)                              \
+  if (config == index && plan.kernel == kKernel && plan.edges == kEdges) {             \
+    using Tile = LaidTile<Value, kM, kN8, kKernel, kEdges>;                            \
+    const Grid grid{blocks, Tile::kThreads, plan.shared_bytes, true, splits};          \
+    launch_grid("fused", fused_laid_kernel<Tile>, launch, grid, job, w, planes, y, x); \
   }
   UPFOLD_LAID_TILES(UPFOLD_RUN, Value)
 #undef UPFOLD_RUN

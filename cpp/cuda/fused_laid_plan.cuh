@@ -14,6 +14,7 @@ constexpr std::int64_t kMostLaidCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostLaidSlots = 32;  // a lane has one
 constexpr std::int64_t kMostLaidKernel = 16;
 constexpr std::int64_t kLeastLaidPart = 6;  // chunks of a part of the reduction
+constexpr std::int64_t kMostBoxValues = 256;
 
 // What a tile takes: the same for all its kernels of a type.
 struct LaidTileSize {
@@ -138,6 +139,26 @@ class LaidPlanner {
     }
     return bytes;
   }
+  // Planes that a tile may have pixels of, where each is a row of a box.
+  std::int64_t box_planes() const {
+    const std::int64_t plane = p_.in_h * p_.in_w, farthest = std::int64_t(1) << 40;
+    if (p_.in_d > 1 || p_.out_h * p_.out_w > kMostBoxValues || p_.y.c <= 0 || p_.y.n <= 0) return 0;
+    if (p_.y.c * element_ >= farthest || p_.y.n * element_ >= farthest) return 0;
+    const std::int64_t planes = tile_.pixels % plane == 0 ? tile_.pixels / plane : (tile_.pixels - 2) / plane + 2;
+    return std::min(planes, p_.batch);
+  }
+  // The box of that many planes, of the channels of half a chunk: bytes of a buffer.
+  std::int64_t box(std::int64_t planes) {
+    LaidJob& job = plan_.job;
+    const std::int64_t values = p_.out_h * p_.out_w, pitch = values * element_, alignment = 128;
+    plan_.planes = {p_.dtype, {values, p_.out_channels, p_.batch, 1, 1}, {job.y_c, job.y_n, 16, 16}, {}, 16, 128};
+    BoxTensor& box = plan_.planes;
+    box.box[0] = std::int32_t(values), box.box[1] = job.channels, box.box[2] = std::int32_t(planes), box.box[3] = box.box[4] = 1;
+    job.pitch = std::int32_t(pitch), job.slot_bytes = std::int32_t(pitch * job.channels);
+    job.box_bytes = std::int32_t(planes * job.slot_bytes), job.margins = 1;
+    job.margin = std::int32_t(ceil_div(pitch * (job.channels - 1) + kLaidMargin, alignment) * alignment);
+    return ceil_div(std::int64_t(job.margin) + job.box_bytes, alignment) * alignment;
+  }
   bool buffers() {
     LaidJob& job = plan_.job;
     const std::int64_t plane = p_.in_h * p_.in_w, tiles = ceil_div(std::int64_t(job.pixels), tile_.pixels),
@@ -150,11 +171,14 @@ class LaidPlanner {
       most = std::max(most, bytes);
     }
     if (most == 0) return false;
-    const std::int64_t pitch = most + kLaidMargin, buffer = pitch * job.channels, stage = (tile_.rows + tile_.pixels) * 128;
+    job.pitch = std::int32_t(most + kLaidMargin), job.margin = kLaidMargin, job.margins = job.channels;
+    std::int64_t buffer = std::int64_t(job.pitch) * job.channels;
+    if (const std::int64_t slots = box_planes(); slots > 1) buffer = box(slots);
+    const std::int64_t stage = (tile_.rows + tile_.pixels) * 128;
     const std::int64_t left = most_shared_ - std::int64_t(sizeof(LaidBarriers)) - kLaidAlignment - kLaidMargin;
     job.stages = left >= 3 * stage + 4 * buffer ? 3 : 2;
     job.buffers = std::int32_t(std::min<std::int64_t>((left - job.stages * stage) / buffer, kMostLaidBuffers)) / 2 * 2;
-    job.buffer_bytes = std::int32_t(buffer), job.pitch = std::int32_t(pitch);
+    job.buffer_bytes = std::int32_t(buffer);
     if (left < job.stages * stage || job.buffers < 2) return false;
     const std::int64_t sums = job.splits.value > 1 ? tile_.rows * tile_.pixels * 4 : 0;
     plan_.shared_bytes = int(std::max(job.stages * stage + job.buffers * buffer + kLaidMargin, sums) + kLaidAlignment);

@@ -13,7 +13,7 @@ struct LaidPlan {
   bool edges = false;
   int kernel = 0;  // its rows, and values of each
   LaidJob job = {};
-  BoxTensor w = {};
+  BoxTensor w = {}, planes = {};  // planes: of y', where they come in boxes
   int shared_bytes = 0;
 };
 

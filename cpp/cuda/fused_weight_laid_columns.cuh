@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused_weight_laid.cuh"
+#include "laid_pairs.cuh"
 
 namespace upfold::cuda {
 
@@ -212,38 +213,31 @@ struct WeightLaidColumns {
       to[std::int64_t(row) * job.sum_pitch + place.channel + std::int32_t(warp / 2 * kOwn + lane())] = own;
   }
 
-  // The same of pairs of pixels, whose segments begin at odd values. A warp has half of the pairs and every so many channels; of
-  // four pairs eight lanes have the two vectors, each two rows of the kernel, so that they write to all banks at once. The value
-  // beside a pair in either row the lane of the pair beside has, but for the first pair of the half and the last one. There are
-  // an even number of pixels.
+  // The same of pairs of pixels, whose segments begin at odd values. A warp has half of the pairs and every so many channels.
+  // There are an even number of pixels.
   struct PairLane {
-    std::uint32_t pair, half;     // of the warp's pairs; of the rows
-    std::uint32_t before, after;  // lanes that have the pairs beside
-    bool exists, is_first, is_last, reads_end;
+    LaidPairLane in_warp;
+    bool exists, reads_end;
     std::uint32_t left_mask, right_mask;
     const unsigned char* from[2];
     const unsigned char* beside[2];
     std::uint32_t step;  // bytes to the warp's next channel
   };
-  struct Pair {
-    uint2 own[2];
-    std::uint32_t end;  // of both rows
-  };
-  static constexpr int kPairWarps = Tile::kLanes / 32, kPairsOfWarp = kWeightLaidPixels / 4;
+  static constexpr int kPairWarps = Tile::kLanes / 32;
+  static_assert(4 * kPairsOfWarp == kWeightLaidPixels, "half of the pairs");
 
   __device__ __forceinline__ PairLane pair_lane(const unsigned char* raw, const std::uint32_t* of_pairs,
                                                 std::int32_t pixels) const {
     PairLane own;
-    const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32, first = warp % 2 * kPairsOfWarp;
-    own.pair = lane() % 4 + lane() / 8 * 4, own.half = lane() / 4 % 2;
-    own.before = lane() - (own.pair % 4 > 0 ? 1 : 5), own.after = lane() + (own.pair % 4 < 3 ? 1 : 5);
-    own.exists = std::int32_t(2 * (first + own.pair)) < pixels;
-    own.is_first = own.pair == 0, own.is_last = own.pair + 1 == kPairsOfWarp;
-    const uint2 places = reinterpret_cast<const uint2*>(of_pairs)[2 * (first + own.pair) + own.half];
-    const std::uint32_t end = kWeightLaidPixels / 2 + warp % 2 * 2 + own.is_last;
-    const uint2 ends = reinterpret_cast<const uint2*>(of_pairs)[2 * end + own.half];
+    own.in_warp = laid_pair_lane(lane());
+    const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32, pair = warp % 2 * kPairsOfWarp + own.in_warp.pair;
+    const bool is_last = own.in_warp.is_last;
+    own.exists = std::int32_t(2 * pair) < pixels;
+    const uint2 places = reinterpret_cast<const uint2*>(of_pairs)[2 * pair + own.in_warp.half];
+    const std::uint32_t end = kWeightLaidPixels / 2 + warp % 2 * 2 + is_last;
+    const uint2 ends = reinterpret_cast<const uint2*>(of_pairs)[2 * end + own.in_warp.half];
     const bool has_left = (places.x & kBegins) == 0, has_right = (places.x & kEnds) == 0;
-    own.reads_end = (own.is_first && has_left) || (own.is_last && has_right);
+    own.reads_end = (own.in_warp.is_first && has_left) || (is_last && has_right);
     own.left_mask = has_left ? ~0u : 0, own.right_mask = has_right ? ~0u : 0;
     const unsigned char* const at = raw + warp / 2 * job.piece.value;
     own.from[0] = at + (places.x & kLaidPlace), own.from[1] = at + (places.y & kLaidPlace);
@@ -252,8 +246,8 @@ struct WeightLaidColumns {
     return own;
   }
 
-  static __device__ __forceinline__ Pair read_pair(PairLane& own) {
-    Pair pair = {};
+  static __device__ __forceinline__ LaidPairValues read_pair(PairLane& own) {
+    LaidPairValues pair = {};
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       pair.own[k] = *reinterpret_cast<const uint2*>(own.from[k]);
@@ -265,20 +259,9 @@ struct WeightLaidColumns {
 
   template <bool kTail>
   static __device__ __forceinline__ void write_pair(unsigned char* columns, std::uint32_t number, std::uint32_t vector,
-                                                    const PairLane& own, const Pair& pair) {
-    const std::uint32_t last = __byte_perm(pair.own[0].y, pair.own[1].y, 0x7632);
-    const std::uint32_t first = __byte_perm(pair.own[0].x, pair.own[1].x, 0x5410);
-    const std::uint32_t of_before = __shfl_sync(~0u, last, own.before), of_after = __shfl_sync(~0u, first, own.after);
-    const std::uint32_t left = (own.is_first ? pair.end : of_before) & own.left_mask;
-    const std::uint32_t right = (own.is_last ? pair.end : of_after) & own.right_mask;
+                                                    const PairLane& own, const LaidPairValues& pair) {
     Words before, after;  // of the two pixels
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const uint2 both = pair.own[k];
-      before[2 * k] = __byte_perm(left, both.x, k == 0 ? 0x5410 : 0x5432);
-      before[2 * k + 1] = after[2 * k] = __byte_perm(both.x, both.y, 0x5432);
-      after[2 * k + 1] = __byte_perm(both.y, right, k == 0 ? 0x5432 : 0x7632);
-    }
+    lay_pair(own.in_warp, pair, own.left_mask, own.right_mask, before, after);
     if constexpr (kTail) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) before[i] = own.exists ? before[i] : 0, after[i] = own.exists ? after[i] : 0;
@@ -294,8 +277,8 @@ struct WeightLaidColumns {
     static_assert(Tile::kChannels % (kPairWarps / 2) == 0 && kOwn % kBatch == 0, "whole batches");
     const std::uint32_t warp = (threadIdx.x - Tile::kWorkers) / 32;
     PairLane own = pair_lane(raw, of_pairs, pixels);
-    const std::uint32_t number = 2 * (warp % 2 * kPairsOfWarp + own.pair);
-    Pair pairs[2][kBatch];  // those that are written, and those that are read meanwhile
+    const std::uint32_t number = 2 * (warp % 2 * kPairsOfWarp + own.in_warp.pair);
+    LaidPairValues pairs[2][kBatch];  // those that are written, and those that are read meanwhile
 #pragma unroll
     for (int v = 0; v < kBatch; ++v) pairs[0][v] = read_pair(own);
 #pragma unroll
@@ -306,8 +289,8 @@ struct WeightLaidColumns {
       }
 #pragma unroll
       for (int v = 0; v < kBatch; ++v)
-        write_pair<kTail>(columns, number, 2 * (warp / 2 + kPairWarps / 2 * std::uint32_t(batch * kBatch + v)) + own.half, own,
-                          pairs[batch % 2][v]);
+        write_pair<kTail>(columns, number, 2 * (warp / 2 + kPairWarps / 2 * std::uint32_t(batch * kBatch + v)) + own.in_warp.half,
+                          own, pairs[batch % 2][v]);
     }
   }
 
