@@ -160,7 +160,7 @@ struct LaidPlan;
 // What a choice launches: tiles, chunks of one, parts of the reduction, stages, and whether taps may lie beside the plane.
 struct FusedLaidWork {
   std::int64_t tiles, chunks, splits, stages;
-  bool edges;
+  bool beside;  // whether taps may lie beside the plane and pixels are laid out one by one
 };
 // The gradient in one launch, with nothing packed and without a workspace. Planned once, then the same for any operands and by
 // any thread.

@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAID(__half)
+UPFOLD_INSTANTIATE_LAID(__half, UPFOLD_LAID_HALF_TILES)
 
 }  // namespace upfold::cuda
 
@@ -56,7 +56,7 @@ FusedLaidCall::FusedLaidCall(int device, const Problem& p, int config, std::int6
 
 FusedLaidWork FusedLaidCall::work() const {
   const LaidJob& job = plan_->job;
-  return {job.tiles, job.part_chunks, job.splits.value, job.stages, plan_->edges};
+  return {job.tiles, job.part_chunks, job.splits.value, job.stages, plan_->edges == kLaidBeside};
 }
 
 void FusedLaidCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

@@ -8,7 +8,7 @@
 // lay out the columns, for a pixel the values that its taps meet.
 //   w        [stages][kRows][128 bytes], a swizzled box
 //   columns  [stages][kPixels][128 bytes], swizzled
-//   raw      [buffers][channel of half a chunk][32 bytes of zeros, then slots of rows]; a slot is a plane of which the tile has
+//   raw      [buffers][channel of half a chunk][48 bytes of zeros, then slots of rows]; a slot is a plane of which the tile has
 //            pixels. Of several small planes (*boxed*) [buffers][zeros, then slots of [channel][plane]], which is one box
 // A *segment* is what a pixel meets of a row of the kernel: neighbours in a row of y'. Where kernel and stride are equal and
 // nothing is padded, it is one aligned word; else some of it may lie beside the plane, and is zeros.
@@ -22,15 +22,21 @@ namespace upfold::cuda {
 
 constexpr int kMostLaidStages = 4, kMostLaidBuffers = 8;
 constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
-constexpr int kLaidMargin = 32;       // bytes of zeros, which rows of the kernel beside the plane meet, in each channel
+// Bytes of zeros, which rows of the kernel beside the plane meet, in each channel; where pairs of pixels find them, and what lies
+// beside their vector.
+constexpr int kLaidMargin = 48, kLaidZeros = 16;
+
+// Whether all of a kernel's rows lie in the plane; else how they are laid out: of any pixel, or of two neighbouring pixels
+// together (laid_pairs.cuh).
+enum LaidEdges { kLaidInside, kLaidBeside, kLaidPairs };
 
 // kM: products of 64 rows of a warpgroup; kN8: eighths of the pixels; kKernel: rows of the kernel, and values of each, which are
-// a segment; kEdges: whether some of these may lie beside the plane.
-template <typename Value_, int kM_, int kN8_, int kKernel_, bool kEdges_>
+// a segment.
+template <typename Value_, int kM_, int kN8_, int kKernel_, LaidEdges kEdges_>
 struct LaidTile {
   using Value = Value_;
   static constexpr int kM = kM_, kN8 = kN8_, kKernel = kKernel_;
-  static constexpr bool kEdges = kEdges_, kPaired = kEdges && sizeof(Value) == 2;  // kPaired: two pixels are laid out together
+  static constexpr bool kEdges = kEdges_ == kLaidBeside, kPaired = kEdges_ == kLaidPairs;
   static constexpr int kRows = 128 * kM, kPixels = 8 * kN8, kWorkers = 256, kLanes = 128, kThreads = kWorkers + kLanes;
   static constexpr int kChunk = 128 / int(sizeof(Value)), kEach = 16 / int(sizeof(Value));  // values of a chunk, of a vector
   static constexpr int kSegments = kEach / kKernel, kSegmentBytes = kKernel * int(sizeof(Value));

@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAID(__nv_bfloat16)
+UPFOLD_INSTANTIATE_LAID(__nv_bfloat16, UPFOLD_LAID_HALF_TILES)
 
 }  // namespace upfold::cuda
 

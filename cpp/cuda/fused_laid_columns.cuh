@@ -34,8 +34,10 @@ struct LaidColumns {
   using Words = std::uint32_t[4];
   static constexpr int kHalf = 4;                              // vectors of half a chunk
   static constexpr bool kMore = Tile::kPixels > Tile::kLanes;  // whether two lanes share a pixel beside their own
-  // Of each half of a chunk a warp lays out one of two channels, of so many times sixteen pairs of pixels.
-  static constexpr int kPairs = Tile::kPixels / 64;
+  // Of each half of a chunk a warp lays out one of two channels, of floats the only one, of so many times sixteen pairs of
+  // pixels.
+  static constexpr bool kFloats = sizeof(Value) == 4;
+  static constexpr int kSixteens = Tile::kPixels / (2 * kPairsOfWarp), kPairs = kSixteens / (kFloats ? 4 : 2);
 
   const LaidJob& job;
   LaidBarriers& barriers;
@@ -104,13 +106,15 @@ struct LaidColumns {
     const std::uint32_t slot = plane - divide(job.plane, std::uint32_t(place.pixel));
     const std::uint32_t begin = __shfl_sync(~0u, slots.begin, slot), first = __shfl_sync(~0u, slots.at, slot);
     const std::int32_t w = std::int32_t(take(job.row, at)) * 2;  // of the vector that both have
-    const std::int32_t h = std::int32_t(at) * job.stride_h - job.pad_h + std::int32_t(in_warp.half * 2);
+    const std::int32_t h = std::int32_t(at) * job.stride_h - job.pad_h;
+    const std::uint32_t channel = kFloats ? 0 : warp() % 2 * std::uint32_t(job.pitch);
     LaidPair pair;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const std::uint32_t own = first + std::uint32_t((h + k) * job.row_bytes + w * 2) - begin;
-      const bool beside = std::uint32_t(h + k) >= std::uint32_t(job.out_h);
-      pair.row[k] = warp() % 2 * std::uint32_t(job.pitch) + (beside ? kLaidMargin / 4 : std::uint32_t(job.margin) + own);
+      const std::int32_t row = h + std::int32_t(kFloats ? 2 * k + in_warp.half : 2 * in_warp.half + k);
+      const std::uint32_t own = first + std::uint32_t(row * job.row_bytes + w * std::int32_t(sizeof(Value))) - begin;
+      const bool beside = std::uint32_t(row) >= std::uint32_t(job.out_h);
+      pair.row[k] = channel + (beside ? kLaidZeros : std::uint32_t(job.margin) + own);
     }
     const bool has_left = w > 0, has_right = w + 4 < job.out_w;
     pair.left_mask = has_left ? ~0u : 0, pair.right_mask = has_right ? ~0u : 0;
@@ -118,7 +122,8 @@ struct LaidColumns {
     return pair;
   }
   static __device__ __forceinline__ std::int32_t first_of_pair(const LaidPairLane& in_warp, int sixteen) {
-    return std::int32_t((warp() / 2 * kPairs + std::uint32_t(sixteen)) * kPairsOfWarp + in_warp.pair) * 2;
+    const std::uint32_t first = kFloats ? warp() : warp() / 2;
+    return std::int32_t((first * kPairs + std::uint32_t(sixteen)) * kPairsOfWarp + in_warp.pair) * 2;
   }
   // Behind the pixels that lanes have alone, every eight lanes and the next ones share eight: the latter have every vector behind
   // those of the former.
@@ -253,7 +258,7 @@ struct LaidColumns {
 
   // The same of pairs of pixels, whose segments begin at odd values.
   struct PairHalf {
-    LaidPairValues values[kPairs];
+    std::conditional_t<kFloats, LaidPairFloats, LaidPairValues> values[kPairs];
   };
   struct Pairs {
     LaidPairLane in_warp;
@@ -266,30 +271,45 @@ struct LaidColumns {
     for (int p = 0; p < kPairs; ++p) own.pairs[p] = find_pair(place, slots, own.in_warp, p);
   }
   static __device__ __forceinline__ void read(const unsigned char* raw, const Pairs& own, PairHalf& half) {
-    const int beside = own.in_warp.is_first ? -2 : 8;
+    const int beside = own.in_warp.is_first ? -int(sizeof(Value)) : 4 * int(sizeof(Value));
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      LaidPairValues& values = half.values[p];
-      values.end = 0;
+      auto& values = half.values[p];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const unsigned char* const from = raw + own.pairs[p].row[k];
-        values.own[k] = *reinterpret_cast<const uint2*>(from);
-        if (own.pairs[p].reads_end)
-          values.end |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(from + beside)) << (16 * k);
+        const unsigned char *const from = raw + own.pairs[p].row[k], *const end = from + beside;
+        if constexpr (kFloats) {
+          const float4 v = *reinterpret_cast<const float4*>(from);
+          values.own[k] = {to_tf32(v.x), to_tf32(v.y), to_tf32(v.z), to_tf32(v.w)};
+          values.end[k] = own.pairs[p].reads_end ? to_tf32(*reinterpret_cast<const float*>(end)) : 0;
+        } else {
+          values.own[k] = *reinterpret_cast<const uint2*>(from);
+          if (k == 0) values.end = 0;
+          if (own.pairs[p].reads_end) values.end |= std::uint32_t(*reinterpret_cast<const std::uint16_t*>(end)) << (16 * k);
+        }
       }
     }
   }
   static __device__ __forceinline__ void write(unsigned char* columns, const Pairs& own, const PairHalf& half,
                                                std::uint32_t first) {
-    const std::uint32_t vector = first + warp() % 2 * 2 + own.in_warp.half;
+    const std::uint32_t vector = first + (kFloats ? 0 : warp() % 2 * 2) + own.in_warp.half;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const std::int32_t number = first_of_pair(own.in_warp, p);
+      const LaidPair& pair = own.pairs[p];
       Words before, after;  // of the two pixels
-      lay_pair(own.in_warp, half.values[p], own.pairs[p].left_mask, own.pairs[p].right_mask, before, after);
-      write(columns, number, vector, before);
-      write(columns, number + 1, vector, after);
+      if constexpr (kFloats) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          lay_pair_row(own.in_warp, half.values[p], k, pair.left_mask, pair.right_mask, before, after);
+          write(columns, number, vector + 2 * std::uint32_t(k), before);
+          write(columns, number + 1, vector + 2 * std::uint32_t(k), after);
+        }
+      } else {
+        lay_pair(own.in_warp, half.values[p], pair.left_mask, pair.right_mask, before, after);
+        write(columns, number, vector, before);
+        write(columns, number + 1, vector, after);
+      }
     }
   }
 

@@ -3,7 +3,7 @@
 
 namespace upfold::cuda {
 
-UPFOLD_INSTANTIATE_LAID(float)
+UPFOLD_INSTANTIATE_LAID(float, UPFOLD_LAID_FLOAT_TILES)
 
 }  // namespace upfold::cuda
 

@@ -5,20 +5,26 @@
 
 namespace upfold::cuda {
 
-// The tile's index; products of a warpgroup, eighths of the pixels; rows of the kernel, whether some of it may lie beside the
-// plane.
-#define UPFOLD_LAID_TILES_OF(DO, index, Value, ...) \
-  DO(index, Value, __VA_ARGS__, 2, false) DO(index, Value, __VA_ARGS__, 4, false) DO(index, Value, __VA_ARGS__, 4, true)
-#define UPFOLD_LAID_TILES(DO, Value)        \
-  UPFOLD_LAID_TILES_OF(DO, 0, Value, 2, 24) \
-  UPFOLD_LAID_TILES_OF(DO, 1, Value, 2, 16) \
-  UPFOLD_LAID_TILES_OF(DO, 2, Value, 1, 24) \
-  UPFOLD_LAID_TILES_OF(DO, 3, Value, 1, 16)
+// The tile's index; products of a warpgroup, eighths of the pixels; rows of the kernel, and how these may lie beside the plane.
+// Pairs of floats are for whole sets of four warps, which have 32 pixels each.
+#define UPFOLD_LAID_INSIDE(DO, index, Value, ...) \
+  DO(index, Value, __VA_ARGS__, 2, kLaidInside) DO(index, Value, __VA_ARGS__, 4, kLaidInside)
+#define UPFOLD_LAID_HALVES(DO, index, Value, ...) \
+  UPFOLD_LAID_INSIDE(DO, index, Value, __VA_ARGS__) DO(index, Value, __VA_ARGS__, 4, kLaidPairs)
+#define UPFOLD_LAID_HALF_TILES(DO, Value) \
+  UPFOLD_LAID_HALVES(DO, 0, Value, 2, 24) \
+  UPFOLD_LAID_HALVES(DO, 1, Value, 2, 16) UPFOLD_LAID_HALVES(DO, 2, Value, 1, 24) UPFOLD_LAID_HALVES(DO, 3, Value, 1, 16)
+#define UPFOLD_LAID_FLOATS(DO, index, Value, ...) \
+  UPFOLD_LAID_INSIDE(DO, index, Value, __VA_ARGS__) DO(index, Value, __VA_ARGS__, 4, kLaidBeside)
+#define UPFOLD_LAID_FLOAT_TILES(DO, Value)                                                                           \
+  UPFOLD_LAID_FLOATS(DO, 0, Value, 2, 24)                                                                            \
+  UPFOLD_LAID_FLOATS(DO, 1, Value, 2, 16) DO(1, Value, 2, 16, 4, kLaidPairs) UPFOLD_LAID_FLOATS(DO, 2, Value, 1, 24) \
+      UPFOLD_LAID_FLOATS(DO, 3, Value, 1, 16) DO(3, Value, 1, 16, 4, kLaidPairs)
 
 #define UPFOLD_INSTANTIATE_LAID_KERNEL(index, Value, ...)                   \
   template __global__ void fused_laid_kernel<LaidTile<Value, __VA_ARGS__>>( \
       const __grid_constant__ LaidJob, const __grid_constant__ BoxMap, const __grid_constant__ BoxMap, const Value*, Value*);
-#define UPFOLD_INSTANTIATE_LAID(Value) UPFOLD_LAID_TILES(UPFOLD_INSTANTIATE_LAID_KERNEL, Value)
+#define UPFOLD_INSTANTIATE_LAID(Value, tiles) tiles(UPFOLD_INSTANTIATE_LAID_KERNEL, Value)
 
 }  // namespace upfold::cuda
 
@@ -44,7 +50,11 @@ void run_laid(const Launch& launch, const LaidPlan& plan, int config, const Fuse
     const Grid grid{blocks, Tile::kThreads, plan.shared_bytes, true, splits};          \
     launch_grid("fused", fused_laid_kernel<Tile>, launch, grid, job, w, planes, y, x); \
   }
-  UPFOLD_LAID_TILES(UPFOLD_RUN, Value)
+  if constexpr (sizeof(Value) == 2) {
+    UPFOLD_LAID_HALF_TILES(UPFOLD_RUN, Value)
+  } else {
+    UPFOLD_LAID_FLOAT_TILES(UPFOLD_RUN, Value)
+  }
 #undef UPFOLD_RUN
 }
 
@@ -52,7 +62,7 @@ void run_laid(const Launch& launch, const LaidPlan& plan, int config, const Fuse
 template <typename Value>
 bool has_laid_kernels() {
   cudaFuncAttributes found;
-  const auto kernel = fused_laid_kernel<LaidTile<Value, 2, 24, 2, false>>;
+  const auto kernel = fused_laid_kernel<LaidTile<Value, 2, 24, 2, kLaidInside>>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
   return found.sharedSizeBytes > 0;
 }

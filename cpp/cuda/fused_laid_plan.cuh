@@ -60,9 +60,10 @@ class LaidPlanner {
     const bool inside = p_.pad_h == 0 && p_.pad_w == 0 && p_.stride_w == p_.kernel_w && p_.out_w % p_.kernel_w == 0 &&
                         (p_.in_w - 1) * p_.stride_w + p_.kernel_w <= p_.out_w &&
                         (p_.in_h - 1) * p_.stride_h + p_.kernel_h <= p_.out_h;
-    // Two pixels of 16 bits have an aligned vector, the value ahead of it and the one behind.
+    // Two pixels have an aligned vector, the value ahead of it and the one behind; floats for four warps that have as many.
     const bool paired = p_.stride_w == 2 && p_.pad_w == 1 && p_.in_w % 2 == 0 && p_.out_w == 2 * p_.in_w;
-    plan_.edges = !inside, plan_.kernel = int(p_.kernel_w);
+    const bool together = paired && (element_ == 2 || tile_.pixels % 128 == 0);
+    plan_.edges = inside ? kLaidInside : together ? kLaidPairs : kLaidBeside, plan_.kernel = int(p_.kernel_w);
     if (p_.kernel_h != p_.kernel_w) return false;
     if (inside ? p_.kernel_w != 2 && p_.kernel_w != 4 : p_.kernel_w != 4 || (element_ == 2 && !paired)) return false;
     const std::int64_t half = 64 / element_;

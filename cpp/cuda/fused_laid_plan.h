@@ -10,7 +10,7 @@ namespace upfold::cuda {
 
 struct LaidPlan {
   bool possible = false;
-  bool edges = false;
+  LaidEdges edges = kLaidInside;
   int kernel = 0;  // its rows, and values of each
   LaidJob job = {};
   BoxTensor w = {}, planes = {};  // planes: of y', where they come in boxes

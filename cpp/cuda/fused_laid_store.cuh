@@ -2,6 +2,7 @@
 // the reduction, rounded, and stored.
 #pragma once
 
+#include "cluster_sums.cuh"
 #include "fused_laid.cuh"
 #include "lanes.cuh"
 
@@ -14,9 +15,7 @@ template <typename Tile, int kVector>
 struct LaidStore {
   using Value = typename Tile::Value;
   using Sums = float[Tile::kM][Tile::kN8][4];
-  using Group = float[4][4];                        // four eights of pixels, of a product
-  static constexpr int kOfProduct = Tile::kN8 / 4;  // groups
-  static_assert(Tile::kN8 % 4 == 0, "whole groups");
+  using Group = float[4][4];  // four eights of pixels, of a product
 
   const LaidJob& job;
   const LaidPlace& place;
@@ -157,34 +156,10 @@ struct LaidStore {
     }
   }
 
-  // In the block's only tile: it puts its sums where the operands were, adds some of all blocks of its cluster up, in their
-  // order, and stores those.
+  // In the block's only tile: it adds some of the sums of all blocks of its cluster up, and stores those.
   __device__ __forceinline__ void add_together(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
-    const std::uint32_t parts = job.splits.value, rank = blockIdx.x % parts;
-    meet<1, Tile::kWorkers>();  // all products have read what the sums overwrite
-    float4* const own = reinterpret_cast<float4*>(memory) + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < Tile::kM * Tile::kN8; ++i) {
-      const float(&v)[4] = sums[i / Tile::kN8][i % Tile::kN8];
-      own[i * Tile::kWorkers] = {v[0], v[1], v[2], v[3]};
-    }
-    meet_cluster();  // the sums of all are there
-    const std::uint32_t first = shared_address(own);
-#pragma unroll 1
-    for (std::uint32_t group = rank; group < std::uint32_t(Tile::kM * kOfProduct); group += parts) {
-      Group v = {};
-#pragma unroll 1
-      for (std::uint32_t block = 0; block < parts; ++block) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float4 part = load_of_block(first + (4 * group + std::uint32_t(k)) * std::uint32_t(Tile::kWorkers * 16), block);
-          v[k][0] += part.x, v[k][1] += part.y, v[k][2] += part.z, v[k][3] += part.w;
-        }
-      }
-      store(warpgroup * Tile::kM + std::int32_t(group) / kOfProduct, std::int32_t(group) % kOfProduct * 4, v);
-    }
-    leave_cluster();
-    await_cluster();  // a block stays while others read its sums
+    add_in_cluster<Tile::kWorkers>(memory, job.splits.value, warpgroup, sums,
+                                   [&](std::int32_t product, std::int32_t eight, const Group& v) { store(product, eight, v); });
   }
 
   // `used`: the stage whose products were the last ones.

@@ -57,10 +57,11 @@ py::tuple fused_point_input_work(const FusedPointInputCall& call) {
   return py::make_tuple(work.blocks, work.rows, work.samples);
 }
 
-// (tiles, chunks of one, parts of the reduction, stages, whether taps may lie beside the plane)
+// (tiles, chunks of one, parts of the reduction, stages, whether taps may lie beside the plane and pixels are laid out one by
+// one)
 py::tuple fused_laid_work(const FusedLaidCall& call) {
   const FusedLaidWork work = call.work();
-  return py::make_tuple(work.tiles, work.chunks, work.splits, work.stages, work.edges);
+  return py::make_tuple(work.tiles, work.chunks, work.splits, work.stages, work.beside);
 }
 
 // (tiles, parts of one that a cluster adds up, clusters of parts, chunks of one, stages, bytes of a chunk's rows of y, whether
