@@ -7,19 +7,16 @@ namespace upfold::cuda {
 
 // The tile's index; products of a warpgroup, eighths of the pixels; rows of the kernel, and how these may lie beside the plane.
 // Pairs of floats are for whole sets of four warps, which have 32 pixels each.
-#define UPFOLD_LAID_INSIDE(DO, index, Value, ...) \
-  DO(index, Value, __VA_ARGS__, 2, kLaidInside) DO(index, Value, __VA_ARGS__, 4, kLaidInside)
-#define UPFOLD_LAID_HALVES(DO, index, Value, ...) \
-  UPFOLD_LAID_INSIDE(DO, index, Value, __VA_ARGS__) DO(index, Value, __VA_ARGS__, 4, kLaidPairs)
-#define UPFOLD_LAID_HALF_TILES(DO, Value) \
-  UPFOLD_LAID_HALVES(DO, 0, Value, 2, 24) \
-  UPFOLD_LAID_HALVES(DO, 1, Value, 2, 16) UPFOLD_LAID_HALVES(DO, 2, Value, 1, 24) UPFOLD_LAID_HALVES(DO, 3, Value, 1, 16)
-#define UPFOLD_LAID_FLOATS(DO, index, Value, ...) \
-  UPFOLD_LAID_INSIDE(DO, index, Value, __VA_ARGS__) DO(index, Value, __VA_ARGS__, 4, kLaidBeside)
-#define UPFOLD_LAID_FLOAT_TILES(DO, Value)                                                                           \
-  UPFOLD_LAID_FLOATS(DO, 0, Value, 2, 24)                                                                            \
-  UPFOLD_LAID_FLOATS(DO, 1, Value, 2, 16) DO(1, Value, 2, 16, 4, kLaidPairs) UPFOLD_LAID_FLOATS(DO, 2, Value, 1, 24) \
-      UPFOLD_LAID_FLOATS(DO, 3, Value, 1, 16) DO(3, Value, 1, 16, 4, kLaidPairs)
+#define UPFOLD_LAID_TILES(DO, edges, Value, ...) \
+  DO(0, Value, 2, 24, __VA_ARGS__, edges)        \
+  DO(1, Value, 2, 16, __VA_ARGS__, edges) DO(2, Value, 1, 24, __VA_ARGS__, edges) DO(3, Value, 1, 16, __VA_ARGS__, edges)
+#define UPFOLD_LAID_INSIDE_TILES(DO, Value) \
+  UPFOLD_LAID_TILES(DO, kLaidInside, Value, 2) UPFOLD_LAID_TILES(DO, kLaidInside, Value, 4)
+#define UPFOLD_LAID_HALF_TILES(DO, Value) UPFOLD_LAID_INSIDE_TILES(DO, Value) UPFOLD_LAID_TILES(DO, kLaidPairs, Value, 4)
+#define UPFOLD_LAID_FLOAT_PAIRS(DO, Value) DO(1, Value, 2, 16, 4, kLaidPairs) DO(3, Value, 1, 16, 4, kLaidPairs)
+#define UPFOLD_LAID_FLOAT_TILES(DO, Value) \
+  UPFOLD_LAID_INSIDE_TILES(DO, Value)      \
+  UPFOLD_LAID_TILES(DO, kLaidBeside, Value, 4) UPFOLD_LAID_FLOAT_PAIRS(DO, Value)
 
 #define UPFOLD_INSTANTIATE_LAID_KERNEL(index, Value, ...)                   \
   template __global__ void fused_laid_kernel<LaidTile<Value, __VA_ARGS__>>( \
