@@ -25,6 +25,7 @@ constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their v
 // Bytes of zeros, which rows of the kernel beside the plane meet, in each channel; where pairs of pixels find them, and what lies
 // beside their vector.
 constexpr int kLaidMargin = 48, kLaidZeros = 16;
+constexpr int kLaidOddBytes = 1536;  // that a warp has for odd rows of results, where clusters add up
 
 // Whether all of a kernel's rows lie in the plane; else how they are laid out: of any pixel, or of two neighbouring pixels
 // together (laid_pairs.cuh).

@@ -41,6 +41,7 @@ LAYERS = {
     "k2 s2, many chunks": _layer((64, 512), (2, 4, 8), 2, 2),
     "k2 s2, rows behind": _layer((33, 16), (3, 4, 8), 2, 2, output_padding=(1, 0)),
     "k4 s4, odd map": _layer((40, 8), (2, 37, 37), 4, 4),
+    "k4 s4, odd map, in parts": _layer((136, 64), (2, 21, 21), 4, 4),
     "k4 s4": _layer((264, 12), (3, 5, 8), 4, 4),
     "k4 s2": _layer((70, 8), (3, 8, 6), 4, 2, 1),
     "k4 s2, 4x4": _layer((136, 16), (9, 4, 4), 4, 2, 1),
@@ -129,7 +130,7 @@ def test_a_bad_gradient_stays_where_taps_carry_it(name, dtype, device):
     _assert_a_bad_gradient_stays(Operator.CONV, case, operands, tiles)
 
 
-@_each("k2 s2, 14 wide", "k2 s2, many chunks", "k4 s4, odd map", "k4 s2, many tiles", "k4 s2, 4x4")
+@_each("k2 s2, 14 wide", "k2 s2, many chunks", "k4 s4, odd map", "k4 s4, odd map, in parts", "k4 s2, many tiles", "k4 s2, 4x4")
 def test_results_keep_the_rounding_rule_and_repeat(name, dtype, device):
     case = LAYERS[name]
     (x, w, _), y, want, magnitude, oracles = backward_case.__wrapped__(case, dtype, device)
