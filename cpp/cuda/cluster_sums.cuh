@@ -8,8 +8,7 @@ namespace upfold::cuda {
 #if UPFOLD_WARPGROUPS
 // The warps that multiply put their sums where the operands were, and each block adds some of those of all blocks up, in their
 // order: four neighbouring eights of columns of a product at a time, for which it calls use(product of the tile, first eight,
-// sums). All lanes of a warp call it at once. What a block has itself it reads as its own, since what comes from others is what
-// this waits for. All but the threads of these warps have ended, or end without meeting others.
+// sums). All lanes of a warp call it at once. All but the threads of these warps have ended, or end without meeting others.
 template <int kWorkers, int kM, int kN8, typename Use>
 UPFOLD_DEVICE void add_in_cluster(unsigned char* memory, std::uint32_t parts, std::int32_t warpgroup,
                                   const float (&sums)[kM][kN8][4], Use use) {
@@ -23,16 +22,15 @@ UPFOLD_DEVICE void add_in_cluster(unsigned char* memory, std::uint32_t parts, st
     own[i * kWorkers] = {v[0], v[1], v[2], v[3]};
   }
   meet_cluster();  // the sums of all are there
-  const std::uint32_t first = shared_address(own), rank = blockIdx.x % parts;
+  const std::uint32_t first = shared_address(own);
 #pragma unroll 1
-  for (std::uint32_t group = rank; group < kM * kOfProduct; group += parts) {
+  for (std::uint32_t group = blockIdx.x % parts; group < kM * kOfProduct; group += parts) {
     float v[4][4] = {};
 #pragma unroll 1
     for (std::uint32_t block = 0; block < parts; ++block) {
 #pragma unroll
       for (std::uint32_t k = 0; k < 4; ++k) {
-        const std::uint32_t at = (4 * group + k) * kWorkers;
-        const float4 part = block == rank ? own[at] : load_of_block(first + at * 16, block);
+        const float4 part = load_of_block(first + (4 * group + k) * (kWorkers * 16), block);
         v[k][0] += part.x, v[k][1] += part.y, v[k][2] += part.z, v[k][3] += part.w;
       }
     }

@@ -8,7 +8,7 @@
 // lay out the columns, for a pixel the values that its taps meet.
 //   w        [stages][kRows][128 bytes], a swizzled box
 //   columns  [stages][kPixels][128 bytes], swizzled
-//   raw      [buffers][channel of half a chunk][48 bytes of zeros, then slots of rows]; a slot is a plane of which the tile has
+//   raw      [buffers][channel of half a chunk][64 bytes of zeros, then slots of rows]; a slot is a plane of which the tile has
 //            pixels. Of several small planes (*boxed*) [buffers][zeros, then slots of [channel][plane]], which is one box
 // A *segment* is what a pixel meets of a row of the kernel: neighbours in a row of y'. Where kernel and stride are equal and
 // nothing is padded, it is one aligned word; else some of it may lie beside the plane, and is zeros.
@@ -23,9 +23,9 @@ namespace upfold::cuda {
 constexpr int kMostLaidStages = 4, kMostLaidBuffers = 8;
 constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 // Bytes of zeros, which rows of the kernel beside the plane meet, in each channel; where pairs of pixels find them, and what lies
-// beside their vector.
-constexpr int kLaidMargin = 48, kLaidZeros = 16;
-constexpr int kLaidOddBytes = 1536;  // that a warp has for odd rows of results, where clusters add up
+// beside their vector. (Runs of rows behind 48 of them, which begin at odd multiples of 16 bytes, take small layers 3 to 8 %
+// longer.)
+constexpr int kLaidMargin = 64, kLaidZeros = 16;
 
 // Whether all of a kernel's rows lie in the plane; else how they are laid out: of any pixel, or of two neighbouring pixels
 // together (laid_pairs.cuh).

@@ -181,7 +181,7 @@ class LaidPlanner {
     job.buffers = std::int32_t(std::min<std::int64_t>((left - job.stages * stage) / buffer, kMostLaidBuffers)) / 2 * 2;
     job.buffer_bytes = std::int32_t(buffer);
     if (left < job.stages * stage || job.buffers < 2) return false;
-    const std::int64_t sums = job.splits.value > 1 ? tile_.rows * tile_.pixels * 4 + 8 * kLaidOddBytes : 0;
+    const std::int64_t sums = job.splits.value > 1 ? tile_.rows * tile_.pixels * 4 : 0;
     plan_.shared_bytes = int(std::max(job.stages * stage + job.buffers * buffer + kLaidMargin, sums) + kLaidAlignment);
     return true;
   }

@@ -100,11 +100,9 @@ struct LaidStore {
       }
     }
   }
-  // The same of kCount pixels where a row begins at any 16-bit value: pairs that are whole words where they lie, and what is left
-  // at their ends.
-  template <std::int32_t kCount, std::int32_t kFrom>
+  // The same where a row begins at any 16-bit value: pairs that are whole words where they lie, and what is left at their ends.
   __device__ __forceinline__ void copy_odd_rows(const unsigned char* own, const std::int64_t* places, std::int32_t row) const {
-    constexpr std::int32_t kUnits = kCount / 2 + 1;
+    constexpr std::int32_t kUnits = kPixels / 2 + 1;
     using Bits = Word<kSize>;
     Bits* const first = reinterpret_cast<Bits*>(x) + row * job.x_c;
     const std::uint32_t begins = std::uint32_t(reinterpret_cast<std::uintptr_t>(first) / 2 + std::uintptr_t(places[0]));
@@ -114,9 +112,9 @@ struct LaidStore {
       if (row + in_rows >= job.rows) continue;
       const std::int32_t low = 2 * unit - std::int32_t(begins + std::uint32_t(in_rows) * std::uint32_t(job.x_c) & 1);
       const std::int32_t high = low + 1;
-      const Bits* const from = reinterpret_cast<const Bits*>(own + in_rows * kFrom);
+      const Bits* const from = reinterpret_cast<const Bits*>(own + in_rows * kPitch);
       Bits* const to = first + in_rows * job.x_c;
-      const std::int64_t a = low >= 0 && low < kCount ? places[low] : -1, b = high < kCount ? places[high] : -1;
+      const std::int64_t a = low >= 0 && low < kPixels ? places[low] : -1, b = high < kPixels ? places[high] : -1;
       Bits* const at = to + a;
       if (a >= 0 && b == a + 1 && reinterpret_cast<std::uintptr_t>(at) % 4 == 0) {
         *reinterpret_cast<std::uint32_t*>(at) = std::uint32_t(from[low]) | std::uint32_t(from[high]) << 16;
@@ -125,28 +123,6 @@ struct LaidStore {
       if (a >= 0) *at = from[low];
       if (b >= 0) to[b] = from[high];
     }
-  }
-
-  // Four eights of pixels from `eight` on, of such rows, by way of what a warp has behind all sums of the tile: their places, and
-  // 16 rows, so far apart that what lanes write at a time lies in different banks.
-  static constexpr std::int32_t kPlaceBytes = 32 * 8, kFourPitch = 32 * kSize + 16;
-  static_assert(kSize > 2 || kPlaceBytes + 16 * kFourPitch <= kLaidOddBytes, "what a warp has");
-  __device__ __forceinline__ void store_odd(unsigned char* behind, std::int32_t product, std::int32_t eight,
-                                            const Group& v) const {
-    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, warp = std::int32_t(threadIdx.x) / 32;
-    unsigned char *const own = behind + warp * kLaidOddBytes, *const rows = own + kPlaceBytes;
-    std::int64_t* const places = reinterpret_cast<std::int64_t*>(own);
-    const std::int32_t pixel = place.pixel + 8 * eight + lane;
-    __syncwarp();  // all lanes have read what was staged before
-    places[lane] = pixel < job.pixels ? laid_result(job, pixel) : -1;
-    unsigned char* const to = rows + lane / 4 * kFourPitch + lane % 4 * 2 * kSize;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      store_neighbours(reinterpret_cast<Value*>(to + k * 8 * kSize), v[k][0], v[k][1]);
-      store_neighbours(reinterpret_cast<Value*>(to + 8 * kFourPitch + k * 8 * kSize), v[k][2], v[k][3]);
-    }
-    __syncwarp();  // the rows are there
-    copy_odd_rows<32, kFourPitch>(rows, places, place.row + product * 64 + warp % 4 * 16);
   }
 
   // All sums of a tile, by way of a stage that nobody reads any more.
@@ -172,7 +148,7 @@ struct LaidStore {
         const std::int64_t* const places = places_of(staging) + pass * kPixels;
         const std::int32_t row = place.row + (warpgroup * Tile::kM + i) * 64 + warp % 4 * 16;
         if constexpr (kVector == 1 && kSize == 2) {
-          copy_odd_rows<kPixels, kPitch>(own, places, row);
+          copy_odd_rows(own, places, row);
         } else {
           copy_rows(own, places, row);
         }
@@ -182,15 +158,8 @@ struct LaidStore {
 
   // In the block's only tile: it adds some of the sums of all blocks of its cluster up, and stores those.
   __device__ __forceinline__ void add_together(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
-    unsigned char* const behind = memory + sizeof(Sums) * Tile::kWorkers;
     add_in_cluster<Tile::kWorkers>(memory, job.splits.value, warpgroup, sums,
-                                   [&](std::int32_t product, std::int32_t eight, const Group& v) {
-                                     if constexpr (kVector == 1 && kSize == 2) {
-                                       store_odd(behind, product, eight, v);
-                                     } else {
-                                       store(product, eight, v);
-                                     }
-                                   });
+                                   [&](std::int32_t product, std::int32_t eight, const Group& v) { store(product, eight, v); });
   }
 
   // `used`: the stage whose products were the last ones.

@@ -36,6 +36,7 @@ _PRODUCT_CYCLES = 2  # of 64 rows and a pixel, a chunk
 # Times as long as that, of kernels of two, tiles of so many rows for a pixel or more. By timings 1.12; more, since where they are
 # about as fast as tiles of packed weights (U-Net 1024) these are expected to take longer than they do.
 _HIGH, _ROWS_OF_PIXEL = 1.22, 2
+_ODD = 4.0  # times as long, stores of planes that are no pairs of pixels (DPT alone was timed)
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -60,7 +61,8 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         chunk = max(_PRODUCT_CYCLES * products * _RATES.product, _RATES.chunk + _RATES.pixel * pixels)
         chunk *= (_RATES.beside if beside else 1.0) * (_RATES.two_stages if stages == 2 else 1.0)
         chunk *= _HIGH if problem.kernel_size[2] == 2 and rows >= _ROWS_OF_PIXEL * pixels else 1.0
-        cycles = chunks * chunk + _RATES.tile + products * _RATES.stored[size]
+        stored = products * _RATES.stored[size] * (_ODD if math.prod(problem.in_size[1:]) % 2 else 1.0)
+        cycles = chunks * chunk + _RATES.tile + stored
         cycles += math.log2(splits) * _RATES.adding + 1e-3 * rows * pixels * _RATES.added if splits > 1 else 0.0
         time = -(-tiles // multiprocessors) * cycles / cuda.CYCLES
         predicted[FIRST + config] = _RATES.call + time + 1e-6 * problem.bytes * _RATES.byte
