@@ -157,7 +157,7 @@ std::vector<std::pair<int, int>> fused_laid_tiles();
 // capability 9.0); `alignment` bytes, at most 16, divide the addresses of x, w and y.
 bool fused_laid_fits(int device, const Problem& p, int config, std::int64_t alignment);
 struct LaidPlan;
-// What a choice launches: tiles, chunks of one, parts of the reduction, stages, and whether taps may lie beside the plane.
+// What a choice launches: tiles, chunks of one, parts of the reduction, stages.
 struct FusedLaidWork {
   std::int64_t tiles, chunks, splits, stages;
   bool beside;  // whether taps may lie beside the plane and pixels are laid out one by one

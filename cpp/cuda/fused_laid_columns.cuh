@@ -53,7 +53,7 @@ struct LaidColumns {
   }
   static __device__ __forceinline__ std::uint32_t lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ std::uint32_t warp() { return (threadIdx.x - Tile::kWorkers) / 32; }
-  static __device__ __forceinline__ std::int32_t number() { return std::int32_t(threadIdx.x) - Tile::kWorkers; }
+  static __device__ __forceinline__ std::int32_t own_number() { return std::int32_t(threadIdx.x) - Tile::kWorkers; }
 
   __device__ __forceinline__ LaidSlot find_slot(const LaidPlace& place) const {
     const std::int32_t last = min(place.pixel + Tile::kPixels, job.pixels) - 1, pixels = std::int32_t(job.plane.value);
@@ -234,8 +234,8 @@ struct LaidColumns {
     using Half = PixelHalf;
   };
   __device__ __forceinline__ void find(const LaidPlace& place, const LaidSlot& slots, Pixels& pixels) const {
-    pixels.shared = pixels.own = find_pixel(place, slots, number());
-    if constexpr (kMore) pixels.shared = find_shared(place, slots, number());
+    pixels.shared = pixels.own = find_pixel(place, slots, own_number());
+    if constexpr (kMore) pixels.shared = find_shared(place, slots, own_number());
   }
   __device__ __forceinline__ void read(const unsigned char* raw, const Pixels& pixels, PixelHalf& half) const {
 #pragma unroll
@@ -248,11 +248,12 @@ struct LaidColumns {
   static __device__ __forceinline__ void write(unsigned char* columns, const Pixels&, const PixelHalf& half,
                                                std::uint32_t first) {
 #pragma unroll
-    for (int v = 0; v < kHalf; ++v) write(columns, number(), first + v, half.words[v]);
+    for (int v = 0; v < kHalf; ++v) write(columns, own_number(), first + v, half.words[v]);
     if constexpr (kMore) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        write(columns, shared_number(number()), first + 2 * i + std::uint32_t(shared_half(number())), half.words[kHalf + i]);
+        write(columns, shared_number(own_number()), first + 2 * i + std::uint32_t(shared_half(own_number())),
+              half.words[kHalf + i]);
     }
   }
 
@@ -335,7 +336,7 @@ struct LaidColumns {
       for (std::int32_t chunk = 0; chunk < place.chunks; ++chunk, ring.next()) {
         const std::uint32_t full = address(barriers.full[ring.at]), to = stage(ring.at);
         barrier_wait(address(barriers.empty[ring.at]), ring.parity ^ 1);
-        if (number() == 0) {
+        if (own_number() == 0) {
           barrier_arrive_expecting(full, Tile::kWeightBytes);
           copy_box(to, w, {(place.first + chunk) * Tile::kChunk, place.row, 0, 0, 0}, full);
         }
