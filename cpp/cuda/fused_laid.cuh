@@ -23,8 +23,8 @@ namespace upfold::cuda {
 constexpr int kMostLaidStages = 4, kMostLaidBuffers = 8;
 constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their vectors' places in groups of eight
 // Bytes of zeros, which rows of the kernel beside the plane meet, in each channel; where pairs of pixels find them, and what lies
-// beside their vector. (Runs of rows behind 48 of them, which begin at odd multiples of 16 bytes, take small layers 3 to 8 %
-// longer.)
+// beside their vector. (Runs of rows behind 48 of them, which begin at odd multiples of 16 bytes, take longer: PointPillars k2 on
+// an H200 10.3 us for 9.5.)
 constexpr int kLaidMargin = 64, kLaidZeros = 16;
 
 // Whether all of a kernel's rows lie in the plane; else how they are laid out: of any pixel, or of two neighbouring pixels
@@ -37,7 +37,7 @@ template <typename Value_, int kM_, int kN8_, int kKernel_, LaidEdges kEdges_>
 struct LaidTile {
   using Value = Value_;
   static constexpr int kM = kM_, kN8 = kN8_, kKernel = kKernel_;
-  static constexpr bool kEdges = kEdges_ == kLaidBeside, kPaired = kEdges_ == kLaidPairs;
+  static constexpr bool kBeside = kEdges_ == kLaidBeside, kPaired = kEdges_ == kLaidPairs;
   static constexpr int kRows = 128 * kM, kPixels = 8 * kN8, kWorkers = 256, kLanes = 128, kThreads = kWorkers + kLanes;
   static constexpr int kChunk = 128 / int(sizeof(Value)), kEach = 16 / int(sizeof(Value));  // values of a chunk, of a vector
   static constexpr int kSegments = kEach / kKernel, kSegmentBytes = kKernel * int(sizeof(Value));

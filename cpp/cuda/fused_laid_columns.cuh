@@ -92,7 +92,7 @@ struct LaidColumns {
 #pragma unroll
     for (int k = 0; k < Tile::kKernel; ++k) {
       const std::uint32_t own = first + std::uint32_t((h + k) * job.row_bytes + w * std::int32_t(sizeof(Value))) - begin;
-      pixel.row[k] = Tile::kEdges && std::uint32_t(h + k) >= std::uint32_t(job.out_h) ? 0 : std::uint32_t(job.margin) + own;
+      pixel.row[k] = Tile::kBeside && std::uint32_t(h + k) >= std::uint32_t(job.out_h) ? 0 : std::uint32_t(job.margin) + own;
     }
 #pragma unroll
     for (int i = 0; i < Tile::kMasks; ++i) pixel.mask[i] = std::uint32_t(w + i) < std::uint32_t(job.out_w) ? ~0u : 0u;
@@ -151,7 +151,7 @@ struct LaidColumns {
     for (int s = 0; s < Tile::kSegments; ++s) {
       const int channel = (segment + s) / Tile::kKernel, row = (segment + s) % Tile::kKernel;
       const unsigned char* const from = raw + channel * job.pitch + pixel.row[row];
-      if constexpr (!Tile::kEdges) {
+      if constexpr (!Tile::kBeside) {
         using Segment = Word<Tile::kSegmentBytes>;
         *reinterpret_cast<Segment*>(words + s * Tile::kMasks) = *reinterpret_cast<const Segment*>(from);
       } else {
