@@ -51,11 +51,11 @@ struct LaidBlock : LaidColumns<Tile> {
           WarpgroupCore<Value, Tile::kN8, 1, 0>::add(sums[i], rows + at + i * kPart + k * kStep, pixels + at + k * kStep);
       }
       warpgroup_commit();
-      this->copy_next(planes, y, copies);  // while these are multiplied
-      this->copy_next(planes, y, copies);
       warpgroup_wait<1>();
       if (used != 0) leave(used);
       used = address(barriers.empty[ring.at]), last = ring.at;
+      this->copy_next(planes, y, copies);  // while these are multiplied
+      this->copy_next(planes, y, copies);
     }
     warpgroup_wait<0>();
 #pragma unroll

@@ -1,5 +1,8 @@
 // The source of the fused method whose channels are innermost, where it lies otherwise: packed[sample][depth][height][width]
 // [channel], channels filled up to whole vectors of 16 bytes, and behind each row some pixels of zeros (`gap`).
+//
+// Or, of 16-bit values, in *squares* of two by two pixels, of which the first begins one row and one column ahead of the plane,
+// where zeros are: packed[sample][depth][square along h][along w][16 channels each][row][column][channel].
 #pragma once
 
 #include "divide.cuh"
@@ -20,6 +23,7 @@ struct LastSourceJob {
   bool lines;              // pixels follow one another in every channel, whole aligned vectors of 16 bytes
   bool narrow = false;     // a pixel is one vector, of one thread
   bool parts = false;      // of floats: of each 16 channels the large parts of TF32, and behind them the small ones
+  bool squares = false;    // channels are a multiple of 16, width and height are even
   std::int32_t steps = 1;  // of kSourcePixels, of a block: at most kSourceSteps
   std::int64_t n, c, d, h, w;
 };
@@ -98,6 +102,22 @@ UPFOLD_DEVICE void store_pixel(const LastSourceJob& job, uint4* packed, std::uin
   packed[std::int64_t(at) * job.vectors + vector] = v;
 }
 
+// The same in squares. Pixels at an edge have the zeros of their squares beyond it.
+UPFOLD_DEVICE void store_in_square(const LastSourceJob& job, uint4* packed, std::uint32_t pixel, std::int32_t vector,
+                                   const uint4& v) {
+  std::uint32_t plane = pixel;
+  const std::uint32_t w = take(job.width, plane) + 1, h = take(job.height, plane) + 1;
+  const std::uint32_t width = job.width.value, height = job.height.value;
+  const std::uint32_t square = (plane * (height / 2 + 1) + h / 2) * (width / 2 + 1) + w / 2;
+  uint4* const to = packed + std::int64_t(square) * (4 * job.vectors) + vector / 2 * 8 + vector % 2;
+  const std::uint32_t row = h % 2 * 4, column = w % 2 * 2;
+  const bool at_row_edge = h == 1 || h == height, at_column_edge = w == 1 || w == width;
+  to[row + column] = v;
+  if (at_row_edge) to[(row ^ 4) + column] = {0, 0, 0, 0};
+  if (at_column_edge) to[row + (column ^ 2)] = {0, 0, 0, 0};
+  if (at_row_edge && at_column_edge) to[(row ^ 4) + (column ^ 2)] = {0, 0, 0, 0};
+}
+
 // The same of four floats, whose parts lie four vectors apart: `vector` counts those of whole values.
 UPFOLD_DEVICE void store_parts(const LastSourceJob& job, uint4* packed, std::uint32_t pixel, std::int32_t vector,
                                const uint4& v) {
@@ -110,9 +130,10 @@ UPFOLD_DEVICE void store_parts(const LastSourceJob& job, uint4* packed, std::uin
   store_pixel(job, packed, pixel, to, {large[0], large[1], large[2], large[3]});
   store_pixel(job, packed, pixel, to + 4, {small[0], small[1], small[2], small[3]});
 }
-template <typename Bits>
+template <typename Bits, bool kSquares>
 UPFOLD_DEVICE void store_values(const LastSourceJob& job, uint4* packed, std::uint32_t pixel, std::int32_t vector,
                                 const uint4& v) {
+  if constexpr (kSquares) return store_in_square(job, packed, pixel, vector, v);
   if (sizeof(Bits) == 4 && job.parts) return store_parts(job, packed, pixel, vector, v);
   store_pixel(job, packed, pixel, vector, v);
 }
@@ -219,7 +240,8 @@ UPFOLD_DEVICE void pack_narrow(const LastSourceJob& job, const Bits* all, std::u
 }
 
 // One block of as many as there are tiles of channels and of the pixels of all samples. `memory` is shared: kSourceVectors.
-template <typename Bits>
+// kSquares: it packs squares.
+template <typename Bits, bool kSquares = false>
 UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, const Bits* from, uint4* to, uint4* memory) {
   constexpr int kChannels = 128 / int(sizeof(Bits)), kEach = 16 / int(sizeof(Bits));
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(memory);
@@ -229,18 +251,18 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
   const std::uint32_t tile = rest, first_pixel = tile * std::uint32_t(job.steps * kSourcePixels);
   const Bits* const all = from + first_channel * job.c;
   const std::int32_t vector = std::int32_t(threadIdx.x) % 8, first_vector = first_channel / kChannels * (job.parts ? 16 : 8);
-  uint4* const own = to + first_vector;
+  uint4* const own = to + first_vector * (kSquares ? 4 : 1);
   const bool has_vector = first_vector + (job.parts ? vector / 4 * 8 : vector) < job.vectors;
   if (job.narrow) return pack_narrow(job, all, tile * kSourceThreads + threadIdx.x, own);
   if (job.lines) {
     read_lines(job, all, first_channel, first_pixel, words);
     __syncthreads();  // rows are complete
-#pragma unroll
+#pragma unroll(kSquares ? 1 : kSourceSteps* kSourcePixels * 8 / kSourceThreads)
     for (int i = 0; i < kSourceSteps * kSourcePixels * 8 / kSourceThreads; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (pixel >= job.steps * kSourcePixels || first_pixel + pixel >= job.pixels || !has_vector) continue;
-      store_values<Bits>(job, own, first_pixel + pixel, vector,
-                         *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4));
+      store_values<Bits, kSquares>(job, own, first_pixel + pixel, vector,
+                                   *reinterpret_cast<const uint4*>(words + pixel * 32 + (vector ^ pixel / kEach % 8) * 4));
     }
     return;
   }
@@ -253,12 +275,12 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
       read_pixels(job, all, first_channel, first, words);
     }
     __syncthreads();  // rows are complete
-#pragma unroll
+#pragma unroll(kSquares ? 1 : kSourcePixels * 8 / kSourceThreads)
     for (int i = 0; i < kSourcePixels * 8 / kSourceThreads; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (first + pixel >= job.pixels || !has_vector) continue;
       const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;
-      store_values<Bits>(job, own, first + pixel, vector, {v[0], v[1], v[2], v[3]});
+      store_values<Bits, kSquares>(job, own, first + pixel, vector, {v[0], v[1], v[2], v[3]});
     }
   }
 }

@@ -189,11 +189,11 @@ struct FusedWeightBoxBlock : FusedWeightBoxCopies<Value, Tile> {
     const auto turn = [&](const Rows& now, Rows& next) {
       const std::uint32_t read_before = at.read;
       multiply(sums, row_sums, now, std::uint64_t(layout) << 32 | at.x, of_ones);
-      at.read = 0;
-      advance(of_barriers, own, first, at);
       warpgroup_wait<1>();
       keep_rows<Tile>(next);
       if (read_before != 0) release(read_before);
+      at.read = 0;
+      advance(of_barriers, own, first, at);
       read(next, at.y);
       if constexpr (Tile::kCuts) pixel = next_pixel(pixel), cut_rows(next, pixel);
     };

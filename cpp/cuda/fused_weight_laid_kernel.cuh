@@ -89,10 +89,10 @@ struct WeightLaidBlock : WeightLaidColumns<Tile> {
                                                                     columns + at + k * kColumns);
       }
       warpgroup_commit();
-      if (chunk + job.buffers < end) this->bring(y, place, chunk + job.buffers, raw.at);  // while these are multiplied
       warpgroup_wait<1>();
       if (used != 0 && threadIdx.x % 32 == 0) barrier_arrive(used);
       used = address(barriers.empty[ring.at]);
+      if (chunk + job.buffers < end) this->bring(y, place, chunk + job.buffers, raw.at);  // while these are multiplied
     }
     warpgroup_wait<0>();
 #pragma unroll

@@ -4,8 +4,9 @@
 namespace upfold::cuda {
 
 UPFOLD_INSTANTIATE_WEIGHT_LAST(__half)
-UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(std::uint16_t)
-UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(std::uint32_t)
+UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(std::uint16_t, false)
+UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(std::uint16_t, true)
+UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(std::uint32_t, false)
 UPFOLD_WEIGHT_LAST_FLOAT_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL)
 UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(float)
 
@@ -60,7 +61,7 @@ FusedWeightLastCall::FusedWeightLastCall(int device, const Problem& p, int confi
     : device_(device), config_(config), problem_(p) {
   require(config >= 0 && config < kTileCount, "config = ", config, "; the gradient of the weight by channels has ", kTileCount);
   if (!can_run(device)) return;
-  WeightLastPlan plan = WeightLastPlanner(p, kTiles[config], alignment, workspace_cap, shared_memory(device).of_block).plan();
+  WeightLastPlan plan = plan_weight_last(p, kTiles[config], alignment, workspace_cap, shared_memory(device).of_block);
   if (plan.possible) plan_ = std::make_shared<const WeightLastPlan>(std::move(plan));
 }
 
@@ -74,8 +75,9 @@ FusedWeightLastWork FusedWeightLastCall::work() const {
   const std::int64_t patches = job.first_patch[job.sets.value] / job.sets.value;
   const std::int64_t copied = job.x_boxes * job.x_box + patches * job.y_box;
   const std::int64_t packed = (plan_->x.packed_bytes + plan_->y.packed_bytes) / plan_->batch * problem_.batch;
-  return {plan_->tiles * plan_->parts,       job.length,       plan_->launches, job.steps, copied, packed, plan_->partial_bytes,
-          std::int64_t(plan_->store_cycles), job.cluster.value};
+  return {
+      plan_->tiles * plan_->parts,       job.length,        plan_->launches, job.steps,    copied, packed, plan_->partial_bytes,
+      std::int64_t(plan_->store_cycles), job.cluster.value, job.squares,     plan_->planes};
 }
 
 void FusedWeightLastCall::run(const FusedOperands& operands, std::uintptr_t stream) const {

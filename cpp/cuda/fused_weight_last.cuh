@@ -9,6 +9,14 @@
 // product, whose rows are 64 input channels. Where every patch has one tap, its rows are the positions alone (kernel and stride
 // equal, and others).
 //
+// Of a kernel of four with a stride of two and a padding of one (16-bit values), y may be packed in *squares*
+// (fused_last_source.cuh): that is a kernel of two with a stride of one, whose output channels are those of 16 channels in each
+// pixel of a square, four times as many. So the columns of a block are all taps of its output channels, neighbours in w, and it
+// stores whole sectors.
+//
+// Where x is contiguous and its rows are long, it is read as it lies (16-bit values, `planes`): boxes of 64 pixels of a row, in
+// 64 channels, whose products read it as rows of channels. Only y is packed then.
+//
 // A block owns the sums of some groups of 64 input channels and of the atoms of a *set*, over the tiles of positions of one part.
 // The atoms are cut into *units*; a group of channels and a unit are a warpgroup's (16-bit values), or a warp's (float32 rounded
 // to TF32, whose products by warpgroups cannot read turned operands). One thread begins all copies.
@@ -22,8 +30,10 @@
 namespace upfold::cuda {
 
 constexpr int kMostWeightSets = 32, kMostWeightSlots = 128, kMostWeightPatches = 96, kMostWeightMaps = 10, kMostWeightSteps = 32;
-constexpr int kMostWeightCluster = 2;  // blocks
-constexpr int kMostWeightAtoms = 88;   // of all sets, where blocks store w
+constexpr int kMostWeightCluster = 2;   // blocks
+constexpr int kMostWeightAtoms = 88;    // of all sets, where blocks store w
+constexpr int kWeightPlanePixels = 64;  // of a row of x, in 128 bytes
+constexpr int kSquareColumns8 = 32;     // groups of 8 columns: all taps of 16 output channels
 constexpr int kWeightLastStages = 8, kWeightLastAlignment = 1024;
 
 struct WeightLastPatch {
@@ -66,6 +76,8 @@ struct WeightLastJob {
   std::int32_t atom_log;       // groups of 8 columns of an atom, the logarithm
   bool whole, paired;          // blocks store w; two neighbours at a time
   bool is_followed;            // by the launch that adds parts up
+  bool squares;                // of y: a block has all taps of its output channels
+  bool adds;                   // to partial sums that are there
   std::int64_t w_n, w_c, w_w;  // elements of w
   WeightLastAtom atom[kMostWeightAtoms];
 };
@@ -101,6 +113,7 @@ struct WeightLastPlace {
 
 // Of a channel set in w.
 UPFOLD_DEVICE std::int64_t weight_set_offset(const WeightLastJob& job, const WeightLastPlace& place) {
+  if (job.squares) return place.channel / 4 * job.w_c;
   std::uint32_t tap = std::uint32_t(place.channel);
   const std::int64_t channel = take(job.fold, tap);
   return channel * job.w_c + tap * job.w_w;
@@ -141,8 +154,21 @@ UPFOLD_DEVICE void make_weight_barriers(const WeightLastJob& job, WeightLastBarr
   __syncthreads();  // barriers are made, tails are zeros
 }
 
+// The boxes of x as planes, of a tile of positions that begins at `first`: [group of 64 channels][64 positions][channel].
+UPFOLD_DEVICE void copy_weight_planes(const WeightLastJob& job, const BoxMap& x, const WeightLastPlace& place,
+                                      std::uint32_t stage, const std::int32_t (&first)[4], std::uint32_t full) {
+  for (std::int32_t i = 0; i < place.x_boxes; ++i) {
+    std::uint32_t to = stage + i * job.x_pitch;
+    for (std::int32_t h = 0; h < job.box[1]; ++h) {
+      for (std::int32_t w = 0; w < job.box[0]; w += kWeightPlanePixels, to += kWeightPlanePixels * 128)
+        copy_box(to, x, {first[0] + w, first[1] + h, first[2], place.x_channel + i * job.row_channels, first[3]}, full);
+    }
+  }
+}
+
 // One thread: the boxes of all tiles of positions in order. Boxes of x behind the group's channels are not copied: what the stage
 // held before is multiplied, for sums that nobody reads.
+template <bool kPlanes = false>
 UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastMaps& maps, const WeightLastPlace& place,
                                      WeightLastBarriers& barriers, unsigned char* memory) {
   const std::int32_t first_patch = job.first_patch[place.set], patches = job.first_patch[place.set + 1] - first_patch;
@@ -160,9 +186,13 @@ UPFOLD_DEVICE void copy_weight_boxes(const WeightLastJob& job, const WeightLastM
     const std::uint32_t full = of_barriers.of(&barriers.full[ring.at]), stage = weight_stage(job, of_memory, ring.at);
     barrier_wait(of_barriers.of(&barriers.empty[ring.at]), ring.parity ^ 1);
     barrier_arrive_expecting(full, bytes);
-    for (std::int32_t i = 0; i < place.x_boxes; ++i)
-      copy_box(stage + i * job.x_pitch, maps.x, {place.x_channel + i * job.row_channels, first[0], first[1], first[2], first[3]},
-               full);
+    if constexpr (kPlanes) {
+      copy_weight_planes(job, maps.x, place, stage, first, full);
+    } else {
+      for (std::int32_t i = 0; i < place.x_boxes; ++i)
+        copy_box(stage + i * job.x_pitch, maps.x,
+                 {place.x_channel + i * job.row_channels, first[0], first[1], first[2], first[3]}, full);
+    }
     for (std::int32_t i = 0; i < patches; ++i) {
       const WeightLastPatch& patch = job.patch[first_patch + i];
       copy_box(

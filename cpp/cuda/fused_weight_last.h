@@ -16,9 +16,11 @@ std::vector<FusedWeightLastTile> fused_weight_last_tiles();
 struct WeightLastPlan;
 // What a choice launches: blocks, of so many tiles of positions each, over all launches of a part of the samples; products of 16
 // positions in one of these, bytes that it copies; bytes of x and y that are packed first, and of partial sums, 0 where blocks
-// store w: cycles of such a store, and blocks that share it.
+// store w: cycles of such a store, and blocks that share it. squares: y is packed in squares (fused_last_source.cuh);
+// planes: x is read as it lies.
 struct FusedWeightLastWork {
   std::int64_t blocks, length, launches, steps, copied, packed, partial, stored, cluster;
+  bool squares, planes;
 };
 
 // float16 and bfloat16, on compute capability 9.0. Planned once, then the same for any operands and by any thread; bits do not

@@ -15,6 +15,7 @@ namespace {
 using Triple = std::array<std::int64_t, 3>;  // w, h, d
 
 constexpr std::int64_t kMostWeightCount = std::int64_t(1) << 30;
+constexpr std::int64_t kSquareChannels = 16;
 
 // An instruction: its first atom's patch in its set, where its shift is beyond the patch's least; and what is between atoms:
 // shifts, or a whole patch.
@@ -57,6 +58,24 @@ class WeightLastTaps {
     const Axis& w = axes_[0];
     return w.kernel > 1 && w.kernel == w.stride && w.dilation == 1 && w.pad == 0 && w.out == w.in * w.stride && p_.groups == 1 &&
            out_channels_ % 8 == 0 && y.w == out_channels_;
+  }
+
+  // Whether y can be packed in squares (fused_last_source.cuh), whose kernel is half as large.
+  bool fits_squares() const {
+    for (int i = 0; i < 2; ++i) {
+      const Axis& a = axes_[std::size_t(i)];
+      if (a.kernel != 4 || a.stride != 2 || a.pad != 1 || a.dilation != 1 || a.out != 2 * a.in) return false;
+    }
+    const bool lies = p_.w.w == 1 && p_.w.h == 4 && p_.w.c == 16 && p_.w.n % 8 == 0;
+    return lies && axes_[2].kernel == 1 && p_.groups == 1 && out_channels_ % kSquareChannels == 0 && !tile_.floats &&
+           tile_.set_columns8() == kSquareColumns8;
+  }
+  void take_squares() {
+    for (int i = 0; i < 2; ++i) {
+      Axis& a = axes_[std::size_t(i)];
+      a.kernel = 2, a.stride = 1, a.pad = 0, a.out = a.in + 1;
+    }
+    out_channels_ *= 4;
   }
 
   // Residues along w are channels of y too, where its width is whole strides; every other residue has boxes of its own.

@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (!job.whole) {
     float4* const own = partial + (std::int64_t(blockIdx.x) * Tile::kRowGroups + group) * (kSetColumns8 * 128);
     pass_weight_floats(sums, [&](int column8, std::int32_t thread, std::int32_t half, const float2& v) {
-      reinterpret_cast<float2*>(own + (unit * Tile::kColumns8 + column8) * 128 + thread)[half] = v;
+      float2& sum = reinterpret_cast<float2*>(own + (unit * Tile::kColumns8 + column8) * 128 + thread)[half];
+      sum = job.adds ? float2{sum.x + v.x, sum.y + v.y} : v;
     });
     return;
   }

@@ -17,8 +17,18 @@ struct WeightLastTile {
 };
 
 #if UPFOLD_WARPGROUPS
+// A product of a step, of the first instruction or the second.
+template <typename Value, bool kPlanes, int kN8, int kFirst, int kCount>
+UPFOLD_DEVICE void add_weight_product(float (&sums)[kCount][4], std::uint64_t x, std::uint64_t y) {
+  if constexpr (kPlanes) {
+    WarpgroupCore<TurnedColumns<Value>, kN8, 1, 0>::add(reinterpret_cast<float(&)[kN8][4]>(sums[kFirst]), x, y);
+  } else {
+    WarpgroupTurned<Value, kN8, kFirst>::add(sums, x, y);
+  }
+}
+
 // Each step is a group of products of its own, and one more may be unfinished.
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLastPlace& place, WeightLastBarriers& barriers,
                                        const unsigned char* memory, float (&sums)[Tile::kColumns8][4]) {
   const std::int32_t lane = std::int32_t(threadIdx.x) % 32;
@@ -39,9 +49,10 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
     for (std::int32_t step = 0; step < job.steps; ++step, x_at += job.x_step) {
       const std::uint32_t y_at = y_first + job.y_step[step];
       warpgroup_begin();
-      WarpgroupTurned<Value, Tile::kFirst8, 0>::add(sums, x_high | x_at, y_high | (first + y_at));
+      add_weight_product<Value, kPlanes, Tile::kFirst8, 0>(sums, x_high | x_at, y_high | (first + y_at));
       if constexpr (Tile::kSlots == 2)
-        WarpgroupTurned<Value, Tile::kSecond8, Tile::kFirst8>::add(sums, x_high | x_at, y_high | (second + y_at));
+        add_weight_product<Value, kPlanes, Tile::kSecond8, Tile::kFirst8>(sums, x_high | x_at, y_high | (second + y_at));
+      if constexpr (kPlanes) x_at += step % 4 == 3 ? kWeightPlanePixels * 128 / 16 - 8 : 0;
       warpgroup_commit();
       warpgroup_wait<1>();
       if (lane == 0 && used != 0) barrier_arrive(used);
@@ -57,7 +68,7 @@ UPFOLD_DEVICE void add_weight_products(const WeightLastJob& job, const WeightLas
 
 // partial[part][tile][group of 64 input channels][8 columns][thread of a warpgroup]: four sums each, where w is not stored.
 // Elsewhere an empty kernel, which has no shared memory of its own: by that the host knows.
-template <typename Value, typename Tile>
+template <typename Value, typename Tile, bool kPlanes>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fused_weight_last_kernel(const __grid_constant__ WeightLastJob job, const __grid_constant__ WeightLastMaps maps,
                              float4* __restrict__ partial, Value* __restrict__ w) {
@@ -66,20 +77,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __shared__ WeightLastBarriers barriers;
   unsigned char* const first = reinterpret_cast<unsigned char*>(memory) + (0 - shared_address(memory)) % kWeightLastAlignment;
   const WeightLastPlace place(job);
-  clear_weight_tails(job, place, first, Tile::kThreads / 32);
+  if constexpr (!kPlanes) clear_weight_tails(job, place, first, Tile::kThreads / 32);
   make_weight_barriers(job, barriers, Tile::kWarps);
   if (threadIdx.x >= 32 * Tile::kWarps) {
     give_registers_back<Tile::kCopyRegisters>();
-    if (threadIdx.x == 32 * Tile::kWarps) copy_weight_boxes(job, maps, place, barriers, first);
+    if (threadIdx.x == 32 * Tile::kWarps) copy_weight_boxes<kPlanes>(job, maps, place, barriers, first);
     return;
   }
   take_registers<Tile::kMultiplyRegisters>();
   float sums[Tile::kColumns8][4] = {};
-  add_weight_products<Value, Tile>(job, place, barriers, first, sums);
+  add_weight_products<Value, Tile, kPlanes>(job, place, barriers, first, sums);
   // The second warpgroup is the second group of channels, or the second unit, whose columns lie there too.
   const std::int32_t warpgroup = std::int32_t(threadIdx.x) / 128, thread = std::int32_t(threadIdx.x) % 128;
   if (!job.whole) {
     float4* const own = partial + (std::int64_t(blockIdx.x) * 2 + warpgroup) * (Tile::kColumns8 * 128) + thread;
+    if (job.adds) {
+#pragma unroll
+      for (int i = 0; i < Tile::kColumns8; ++i) {
+        const float4 v = own[i * 128];
+        sums[i][0] += v.x, sums[i][1] += v.y, sums[i][2] += v.z, sums[i][3] += v.w;
+      }
+    }
 #pragma unroll
     for (int i = 0; i < Tile::kColumns8; ++i) own[i * 128] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
     return;

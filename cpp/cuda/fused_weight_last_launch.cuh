@@ -8,8 +8,9 @@
 
 namespace upfold::cuda {
 
-// Packs x by as many blocks as are said, and y by the others (fused_last_source.cuh), either of which may be none.
-template <typename Bits>
+// Packs x by as many blocks as are said, and y by the others (fused_last_source.cuh), either of which may be none. kSquares: of
+// y.
+template <typename Bits, bool kSquares>
 __global__ void __launch_bounds__(kSourceThreads)
     fused_weight_last_pack_kernel(std::uint32_t x_blocks, const __grid_constant__ LastSourceJob x_job, const Bits* __restrict__ x,
                                   uint4* __restrict__ x_packed, const __grid_constant__ LastSourceJob y_job,
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kSourceThreads)
   if (blockIdx.x < x_blocks) {
     pack_source(x_job, blockIdx.x, x, x_packed, memory);
   } else {
-    pack_source(y_job, blockIdx.x - x_blocks, y, y_packed, memory);
+    pack_source<Bits, kSquares>(y_job, blockIdx.x - x_blocks, y, y_packed, memory);
   }
 }
 
@@ -36,8 +37,10 @@ __global__ void __launch_bounds__(kSourceThreads)
 // Of float32: its index, kRowGroups, kUnits.
 #define UPFOLD_WEIGHT_LAST_FLOAT_TILES(DO) DO(8, 2, 4) DO(9, 1, 8)
 
-#define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                         \
-  template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>( \
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL(index, Value, ...)                                       \
+  template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>, false>(        \
+      const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*, Value*); \
+  template __global__ void fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>, true>(         \
       const __grid_constant__ WeightLastJob, const __grid_constant__ WeightLastMaps, float4*, Value*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST_FLOAT_KERNEL(index, ...)                              \
   template __global__ void fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>( \
@@ -48,10 +51,10 @@ __global__ void __launch_bounds__(kSourceThreads)
   template __global__ void fused_weight_last_sum_kernel<Value, true>(const __grid_constant__ WeightLastSumJob, const float4*,  \
                                                                      Value*);                                                  \
   template __global__ void fused_weight_last_rows_kernel<Value>(const __grid_constant__ WeightLastSumJob, const float4*, Value*);
-#define UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(Bits)                                                                          \
-  template __global__ void fused_weight_last_pack_kernel<Bits>(std::uint32_t, const __grid_constant__ LastSourceJob,       \
-                                                               const Bits*, uint4*, const __grid_constant__ LastSourceJob, \
-                                                               const Bits*, uint4*);
+#define UPFOLD_INSTANTIATE_WEIGHT_LAST_PACK(Bits, kSquares)                                                             \
+  template __global__ void fused_weight_last_pack_kernel<Bits, kSquares>(                                               \
+      std::uint32_t, const __grid_constant__ LastSourceJob, const Bits*, uint4*, const __grid_constant__ LastSourceJob, \
+      const Bits*, uint4*);
 #define UPFOLD_INSTANTIATE_WEIGHT_LAST(Value)                            \
   UPFOLD_WEIGHT_LAST_TILES(UPFOLD_INSTANTIATE_WEIGHT_LAST_KERNEL, Value) \
   UPFOLD_INSTANTIATE_WEIGHT_LAST_SUM(Value)
@@ -88,8 +91,10 @@ template <typename Value>
 void pack_samples(const Launch& launch, const WeightLastSamples<Value>& x, const WeightLastSamples<Value>& y) {
   using Bits = typename WeightLastSamples<Value>::Bits;
   if (x.blocks + y.blocks == 0) return;
-  launch_in_turn("fused", fused_weight_last_pack_kernel<Bits>, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job,
-                 x.from, x.to, y.job, y.from, y.to);
+  const auto kernel = sizeof(Bits) == 2 && y.job.squares ? fused_weight_last_pack_kernel < Bits,
+             sizeof(Bits) == 2 >                         : fused_weight_last_pack_kernel<Bits, false>;
+  launch_in_turn("fused", kernel, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job, x.from, x.to, y.job, y.from,
+                 y.to);
 }
 
 inline BoxMap describe_samples(const WeightLastOperand& operand, std::size_t number, std::int64_t samples, const void* address) {
@@ -102,10 +107,13 @@ template <typename Value>
 void run_weight_last_tile(const Launch& launch, const WeightLastPlan& plan, const WeightLastJob& job, int config,
                           const WeightLastMaps& maps, void* partial, Value* w) {
   const Grid grid{unsigned(plan.tiles * plan.parts), plan.threads, plan.shared_bytes, true, job.cluster.value};
-#define UPFOLD_RUN(index, type, ...)                                                                            \
-  if (config == index)                                                                                          \
-    launch_grid("fused", fused_weight_last_kernel<Value, WeightLastTile<__VA_ARGS__>>, launch, grid, job, maps, \
-                static_cast<float4*>(partial), w);
+#define UPFOLD_RUN(index, type, ...)                                                                              \
+  if (config == index) {                                                                                          \
+    using Tile = WeightLastTile<__VA_ARGS__>;                                                                     \
+    const auto kernel =                                                                                           \
+        plan.planes ? fused_weight_last_kernel<Value, Tile, true> : fused_weight_last_kernel<Value, Tile, false>; \
+    launch_grid("fused", kernel, launch, grid, job, maps, static_cast<float4*>(partial), w);                      \
+  }
 #define UPFOLD_RUN_FLOAT(index, ...)                                                                                \
   if (config == index)                                                                                              \
     launch_grid("fused", fused_weight_last_float_kernel<WeightLastFloatTile<__VA_ARGS__>>, launch, grid, job, maps, \
@@ -125,6 +133,8 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
   const auto w = static_cast<Value*>(const_cast<void*>(operands.w));
   const bool paired = reinterpret_cast<std::uintptr_t>(w) % (2 * sizeof(Value)) == 0;
+  require(!plan.job.squares || reinterpret_cast<std::uintptr_t>(w) % 16 == 0,
+          "the address of the gradient of the weight is no multiple of 16");
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const x_packed = workspace + plan.partial_bytes;
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;
@@ -140,8 +150,8 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
     maps.x = describe_samples(plan.x, 0, samples, x_part.address());
     for (std::size_t i = 0; i < kMostWeightMaps - 1; ++i)
       maps.y[i] = i < plan.y.boxes.size() ? describe_samples(plan.y, i, samples, y_part.address()) : maps.x;
-    unsigned char* const partial = workspace + plan.partial_bytes / plan.launches * number;
-    run_weight_last_tile<Value>(launch, plan, job, config, maps, partial, w);
+    job.adds = number > 0;
+    run_weight_last_tile<Value>(launch, plan, job, config, maps, workspace, w);
   }
   if (plan.job.whole) return;
   WeightLastSumJob sum = plan.sum;
@@ -156,7 +166,7 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
 template <typename Value>
 bool has_weight_last_kernels() {
   cudaFuncAttributes found;
-  const auto kernel = fused_weight_last_kernel<Value, WeightLastTile<2, 32, 0>>;
+  const auto kernel = fused_weight_last_kernel<Value, WeightLastTile<2, 32, 0>, false>;
   check(cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(kernel)), "kernel attributes");
   return found.sharedSizeBytes > 0;
 }

@@ -16,6 +16,7 @@ constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox =
 // tiles, in microseconds, and bytes of partial sums that are written and added in one.
 constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
                  kWeightCyclesMicrosecond = 1755.0;
+constexpr double kWeightPackedBytesMicrosecond = 2.5e6;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
 // What the launch that adds parts takes beside their bytes. Blocks of a cluster, which wait for each other, and which are
 // neighbours that read nothing in common. Cycles of a sector of w that is stored whole or not. Estimates, by which the choice
@@ -25,9 +26,12 @@ constexpr double kWeightMeetMicroseconds = 1.2, kWeightApart = 1.2, kWeightSecto
 
 class WeightLastPlanner : WeightLastTaps {
  public:
+  // squares: y is packed in squares, for blocks that store w; planes: x is read as planes. Else there is no plan.
   WeightLastPlanner(const Problem& p, const WeightLastTileSize& tile, std::int64_t alignment, std::int64_t cap,
-                    std::int64_t shared_bytes)
+                    std::int64_t shared_bytes, bool squares, bool planes)
       : WeightLastTaps(p, tile),
+        squares_(squares),
+        planes_(planes),
         element_(element_bytes(p.dtype)),
         vector_(16 / element_),
         aligned_(alignment % 16 == 0),
@@ -36,6 +40,7 @@ class WeightLastPlanner : WeightLastTaps {
 
   WeightLastPlan plan() {
     plan_.possible = supported() && operands() && choose() && tables() && split() && sums();
+    plan_.possible = plan_.possible && (!squares_ || plan_.job.whole);
     return plan_;
   }
 
@@ -45,6 +50,7 @@ class WeightLastPlanner : WeightLastTaps {
     std::int64_t set_chunks = 0, box[4] = {1, 1, 1, 1};  // w, h, d, n
     double cost = -1, cycles = 0;                        // of all blocks; of a tile of positions
   };
+  const bool squares_, planes_;
   const std::int64_t element_, vector_;  // bytes of an element, elements of 16 bytes
   const bool aligned_;
   const std::int64_t cap_, most_shared_;
@@ -97,9 +103,32 @@ class WeightLastPlanner : WeightLastTaps {
     return result;
   }
 
+  // Whether rows of x are long, whole vectors.
+  bool take_planes() {
+    if (tile_.floats || plan_.x.packed_bytes == 0 || p_.groups > 1) return false;
+    const std::int64_t steps[] = {p_.x.h, p_.x.d, p_.x.c, p_.x.n}, counts[] = {p_.in_h, p_.in_d, p_.in_channels, p_.batch};
+    for (int i = 0; i < 4; ++i)
+      if (counts[i] > 1 && (steps[i] < 1 || steps[i] % vector_ != 0 || steps[i] >= std::int64_t(1) << 37)) return false;
+    if (p_.x.w != 1 || !aligned_ || p_.in_w < kWeightPlanePixels) return false;
+    plan_.x.packed_bytes = 0;
+    return true;
+  }
+
+  bool pack_squares() {
+    if (!fits_squares() || plan_.y.packed_bytes == 0) return false;
+    take_squares();
+    plan_.y.pack.squares = true, plan_.job.squares = true;
+    y_ = {0, 1, 0, 0, 0};
+    y_.w = out_channels_, y_.h = y_.w * axes_[0].out, y_.d = y_.h * axes_[1].out, y_.n = y_.d * p_.out_d;
+    plan_.y.packed_bytes = y_.n * element_;
+    return true;
+  }
+
   bool operands() {
     x_ = operand(p_.x, p_.in_channels, {p_.in_w, p_.in_h, p_.in_d}, plan_.x);
+    if (planes_ && !take_planes()) return false;
     y_ = operand(p_.y, p_.out_channels, {p_.out_w, p_.out_h, p_.out_d}, plan_.y);
+    if (squares_ && !pack_squares()) return false;
     if (!list_taps(y_)) return false;
     row_channels_ = in_channels_ <= 32 || tile_.floats ? 32 : 64;
     block_channels_ = tile_.row_groups * (tile_.floats ? 64 : row_channels_);
@@ -117,7 +146,7 @@ class WeightLastPlanner : WeightLastTaps {
       x_step_[i] = x_steps[i], y_step_[i] = y_steps[i];
       if (i < 3) plain_[i] = is_plain(i);
     }
-    for (int i = 0; i < 3; ++i) merge(i);
+    for (int i = 0; i < 3 && !planes_; ++i) merge(i);
     plan_.x.sample_size = plan_.y.sample_size = positions_[3];
     return true;
   }
@@ -136,6 +165,7 @@ class WeightLastPlanner : WeightLastTaps {
 
   std::int64_t y_bytes() const { return element_ * width_; }  // of a row
   std::int64_t x_bytes() const { return element_ * row_channels_; }
+  std::int64_t x_room() const { return planes_ ? 128 : x_bytes(); }  // of 64 channels as planes, whatever there are
   std::int64_t x_boxes() const { return block_channels_ / row_channels_; }
   static std::int64_t round_up(std::int64_t bytes) { return ceil_div(bytes, kWeightLastAlignment) * kWeightLastAlignment; }
   std::int64_t patch_size(const WeightArrangement& a, const Cut& cut, int axis) const {
@@ -167,7 +197,7 @@ class WeightLastPlanner : WeightLastTaps {
     return n * (patch_rows(a, cut) / cut.box[3]) + row_of(a, cut, Triple{w, h, d});
   }
   std::int64_t stage_bytes(const WeightArrangement& a, const Cut& cut) const {
-    const std::int64_t rows = ceil_div(rows_of(cut), 16) * 16, x = x_boxes() * round_up(rows * x_bytes());
+    const std::int64_t rows = ceil_div(rows_of(cut), 16) * 16, x = x_boxes() * round_up(rows * x_room());
     const std::int64_t patches = a.single ? slots_of_set_atoms() : a.most_patches;
     const std::int64_t pitch = round_up(a.single ? rows * y_bytes() : patch_rows(a, cut) * y_bytes());
     return x + (patches - 1) * pitch + std::max(pitch, round_up(read_rows(a, cut) * y_bytes()));
@@ -200,6 +230,7 @@ class WeightLastPlanner : WeightLastTaps {
 
   void keep(const WeightArrangement& a, Cut cut) {
     const std::int64_t rows = rows_of(cut), steps = ceil_div(rows, 16);
+    if (planes_ && (cut.box[0] % kWeightPlanePixels != 0 || cut.box[2] > 1 || cut.box[3] > 1)) return;
     for (int i = 0; i < 3; ++i)
       if (patch_size(a, cut, i) > kMostWeightBox) return;
     if (rows > kMostWeightRows || cut.box[3] > kMostWeightBox || patch_rows(a, cut) * y_bytes() >= 1 << 18) return;
@@ -266,6 +297,7 @@ class WeightLastPlanner : WeightLastTaps {
 
   bool tables();
   void list_atoms(const WeightArrangement& a);
+  void list_square_atoms(const WeightArrangement& a);
   bool columns(const WeightArrangement& a);
   bool launches(std::int64_t part_bytes);
   bool split();
@@ -273,6 +305,23 @@ class WeightLastPlanner : WeightLastTaps {
   void cut_sums();
   void describe();
 };
+
+// y in squares, and x as planes, where that takes least.
+inline WeightLastPlan plan_weight_last(const Problem& p, const WeightLastTileSize& tile, std::int64_t alignment, std::int64_t cap,
+                                       std::int64_t shared_bytes) {
+  const auto takes = [&](const WeightLastPlan& plan) {
+    const std::int64_t packed = (plan.x.packed_bytes + plan.y.packed_bytes) / plan.batch * p.batch;
+    return plan.microseconds * double(plan.launches) + double(packed) / kWeightPackedBytesMicrosecond;
+  };
+  WeightLastPlan best;
+  for (const bool squares : {false, true}) {
+    for (const bool planes : {false, true}) {
+      WeightLastPlan plan = WeightLastPlanner(p, tile, alignment, cap, shared_bytes, squares, planes).plan();
+      if (plan.possible && (!best.possible || takes(plan) < takes(best))) best = std::move(plan);
+    }
+  }
+  return best;
+}
 
 }  // namespace
 }  // namespace upfold::cuda

@@ -33,6 +33,7 @@ struct WeightLastOperand {
 
 struct WeightLastPlan {
   bool possible = false;
+  bool planes = false;  // x is read so
   WeightLastJob job = {};
   WeightLastSumJob sum = {};
   WeightLastOperand x, y;
@@ -40,6 +41,7 @@ struct WeightLastPlan {
   std::int64_t tiles = 0, parts = 0;     // of sums, of a launch; cut among blocks
   std::int64_t partial_bytes = 0;
   double store_cycles = 0;  // of a tile, where blocks store w
+  double microseconds = 0;  // of what follows packing, as parts are weighed
   unsigned sum_blocks = 0, threads = 0;
   int shared_bytes = 0;
 };

@@ -20,7 +20,8 @@ inline bool WeightLastPlanner::tables() {
   job.block_channels = std::int32_t(block_channels_), job.x_boxes = std::int32_t(x_boxes());
   job.row_channels = std::int32_t(row_channels_), job.width = std::int32_t(width_);
   job.set_channels = std::int32_t(cut.set_chunks * width_);
-  job.x_box = std::int32_t(rows * x_bytes()), job.x_pitch = std::int32_t(round_up(whole * x_bytes()));
+  plan_.planes = planes_;
+  job.x_box = std::int32_t(rows * x_bytes()), job.x_pitch = std::int32_t(round_up(whole * x_room()));
   job.y_box = std::int32_t(patch_rows(a, cut) * y_bytes());
   job.y_pitch = std::int32_t(round_up(a.single ? whole * y_bytes() : job.y_box));
   job.y_at = job.x_boxes * job.x_pitch, job.stage_bytes = std::int32_t(stage_bytes(a, cut));
@@ -31,10 +32,10 @@ inline bool WeightLastPlanner::tables() {
   // Kinds of swizzle, distances of groups of eight rows, and of x's columns beyond a row's: there are none, and a row of 32
   // channels stands for two.
   const auto kind = [](std::int64_t bytes) { return bytes == 128 ? std::uint32_t(1) << 30 : std::uint32_t(2) << 30; };
-  const std::int64_t x_units = x_bytes() / 16, y_units = y_bytes() / 16;
+  const std::int64_t x_units = x_room() / 16, y_units = y_bytes() / 16;
   const std::int64_t apart = a.single || cut.box[0] > 8 ? 8 : patch_size(a, cut, 0);
-  job.x_high = kind(x_bytes()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
-  job.x_step = std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
+  job.x_high = kind(x_room()) | std::uint32_t(8 * x_units), job.y_high = kind(y_bytes()) | std::uint32_t(apart * y_units);
+  job.x_step = planes_ ? 2 : std::uint32_t(16 * x_units), job.y_apart = std::uint32_t(apart * y_units);
   for (std::int64_t step = 0; step < job.steps; ++step) job.y_step[step] = std::uint16_t(row_of(a, cut, 16 * step) * y_units);
   for (int i = 0; i < 4; ++i) job.box[i] = std::int32_t(cut.box[i]);
   for (int i = 0; i < 3; ++i) job.along[i] = make_divisor(ceil_div(positions_[i], cut.box[i]));
@@ -42,7 +43,7 @@ inline bool WeightLastPlanner::tables() {
   plan_.sum.set_chunks = make_divisor(cut.set_chunks);
   for (int i = 0; i < 3; ++i) halo_[i] = a.halo[std::size_t(i)];
   describe();
-  list_atoms(a);
+  squares_ ? list_square_atoms(a) : list_atoms(a);
   return columns(a);
 }
 
@@ -106,6 +107,24 @@ inline void WeightLastPlanner::list_atoms(const WeightArrangement& a) {
   plan_.store_cycles = cycles / double(sets) * double(std::min(block_channels_, in_channels_));
 }
 
+// The same of squares: the four atoms of a set's 16 output channels, by their tap of the kernel of two.
+inline void WeightLastPlanner::list_square_atoms(const WeightArrangement& a) {
+  WeightLastJob& job = plan_.job;
+  const std::int64_t sets = std::int64_t(a.sets.size()), columns8 = tile_.set_columns8();
+  job.w_n = p_.w.n, job.w_c = p_.w.c, job.fold = make_divisor(1);
+  stores_ = sets == a.set_chunks && 4 * sets <= kMostWeightAtoms;
+  for (std::int64_t set = 0; set < sets && stores_; ++set) {
+    for (std::int64_t tap = 0; tap < 4; ++tap) {
+      const std::int64_t column8 = a.places[std::size_t(tap * a.set_chunks + set)];
+      stores_ = stores_ && column8 / columns8 == set;
+      const auto offset = std::uint32_t(set * kSquareChannels * p_.w.c);
+      job.atom[set * 4 + tap] = {offset, 0, 4, std::uint8_t(column8 % columns8 * 8 / width_), std::uint8_t(set)};
+    }
+  }
+  const double sectors = double(4 * chunks_ * width_ * element_) / 32 / double(sets * job.channel_sets.value);
+  plan_.store_cycles = sectors * kWeightSectorCycles * double(std::min(block_channels_, in_channels_));
+}
+
 // What instructions and boxes of every set read.
 inline bool WeightLastPlanner::columns(const WeightArrangement& a) {
   const Cut& cut = best_;
@@ -141,6 +160,13 @@ inline void WeightLastPlanner::describe() {
   };
   BoxTensor x = tensor(p_.in_channels, row_channels_, x_step_);
   for (int i = 0; i < 4; ++i) x.sizes[i + 1] = positions_[i];
+  if (planes_) {
+    x = {p_.dtype, {p_.in_w, p_.in_h, p_.in_d, p_.in_channels, 1},
+         {},       {kWeightPlanePixels, 1, 1, std::int32_t(row_channels_), 1},
+         128,      256};
+    const std::int64_t steps[] = {p_.x.h, p_.x.d, p_.x.c, p_.x.n}, counts[] = {p_.in_h, p_.in_d, p_.in_channels, p_.batch};
+    for (int i = 0; i < 4; ++i) x.strides[i] = counts[i] > 1 ? element_ * steps[i] : 16;
+  }
   plan_.x.boxes = {x}, plan_.x.at = {0};
   const std::int64_t all = in_pixel_ && axes_[0].stride > 1 ? pixel_ * axes_[0].stride : out_channels_ * p_.groups;
   for (std::size_t m = 0; m < residues_.size(); ++m) {
@@ -153,7 +179,8 @@ inline void WeightLastPlanner::describe() {
   }
 }
 
-// Samples of a launch: all, or, beside what is packed of them, as many as leave room for sums that keep a large device busy.
+// Samples of a launch: all, or, beside what is packed of them, as many as leave room for sums that keep a large device busy, to
+// which each launch adds.
 inline bool WeightLastPlanner::launches(std::int64_t part_bytes) {
   const std::int64_t sample = plan_.x.packed_bytes + plan_.y.packed_bytes;
   const std::int64_t wanted = std::max<std::int64_t>(1, kWeightMultiprocessors / plan_.tiles);
@@ -161,7 +188,7 @@ inline bool WeightLastPlanner::launches(std::int64_t part_bytes) {
   std::int64_t best = 0;  // parts
   for (std::int64_t number = 1; number <= most && best < wanted; ++number) {
     const std::int64_t batch = ceil_div(p_.batch, number), launches = ceil_div(p_.batch, batch);
-    const std::int64_t left = cap_ - sample * batch, parts = left < 0 ? 0 : left / (launches * part_bytes);
+    const std::int64_t left = cap_ - sample * batch, parts = left < 0 ? 0 : left / part_bytes;
     if (parts > best) best = parts, plan_.batch = batch, plan_.launches = launches;
   }
   return best > 0;
@@ -174,9 +201,8 @@ inline bool WeightLastPlanner::split() {
   const std::int64_t part_bytes = plan_.tiles * sums_of_tile();
   if (!launches(part_bytes)) return false;
   plan_.x.packed_bytes *= plan_.batch, plan_.y.packed_bytes *= plan_.batch;
-  const std::int64_t all_bytes = plan_.launches * part_bytes;  // of a part of every launch
   const std::int64_t most =
-      std::min((cap_ - plan_.x.packed_bytes - plan_.y.packed_bytes) / all_bytes, 1 + kMostWeightPartial / all_bytes);
+      std::min((cap_ - plan_.x.packed_bytes - plan_.y.packed_bytes) / part_bytes, 1 + kMostWeightPartial / part_bytes);
   std::int64_t count = ceil_div(positions_[3] * plan_.batch, best_.box[3]);
   for (int i = 0; i < 3; ++i) count *= job.along[i].value;
   if (count >= kMostWeightCount) return false;
@@ -190,8 +216,8 @@ inline bool WeightLastPlanner::split() {
     cost *= double(ceil_div(plan_.tiles * parts, kWeightMultiprocessors));
     if (!whole) cost += kWeightSumMicroseconds + double(parts * part_bytes) / kWeightSumBytesMicrosecond;
     if (best >= 0 && cost >= best) return;
-    best = cost, plan_.parts = parts, job.length = std::uint32_t(length);
-    job.cluster = make_divisor(cluster), job.whole = whole, plan_.partial_bytes = whole ? 0 : parts * all_bytes;
+    best = cost, plan_.microseconds = cost, plan_.parts = parts, job.length = std::uint32_t(length);
+    job.cluster = make_divisor(cluster), job.whole = whole, plan_.partial_bytes = whole ? 0 : parts * part_bytes;
   };
   for (std::int64_t parts = 1; parts <= std::min(std::max<std::int64_t>(most, kMostWeightCluster), count); ++parts) {
     if (parts > 1 && plan_.tiles * parts > std::max(4 * kWeightMultiprocessors, 2 * plan_.tiles)) break;
@@ -252,7 +278,7 @@ inline bool WeightLastPlanner::sums() {
   WeightLastSumJob& job = plan_.sum;
   const std::int64_t taps = kernel_taps(p_), channels = out_channels_per_group(p_);
   job.tap_order = taps_are_neighbours();
-  job.parts = std::int32_t(plan_.parts * plan_.launches), job.part_tiles = plan_.tiles;
+  job.parts = std::int32_t(plan_.parts), job.part_tiles = plan_.tiles;
   cut_sums();
   job.kernel_w = make_divisor(p_.kernel_w), job.kernel_h = make_divisor(p_.kernel_h), job.folded = make_divisor(folded_);
   job.width = make_divisor(width_ / 8);

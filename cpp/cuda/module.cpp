@@ -199,7 +199,7 @@ py::list fused_weight_last_tiles() {
 py::tuple fused_weight_last_work(const FusedWeightLastCall& call) {
   const upfold::cuda::FusedWeightLastWork work = call.work();
   return py::make_tuple(work.blocks, work.length, work.launches, work.steps, work.copied, work.packed, work.partial, work.stored,
-                        work.cluster);
+                        work.cluster, work.squares, work.planes);
 }
 
 void fused_weight_last(const FusedWeightLastCall& call, std::uintptr_t x, std::uintptr_t w, std::uintptr_t bias, std::uintptr_t y,

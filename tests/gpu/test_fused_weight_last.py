@@ -35,6 +35,31 @@ LAYERS = {
     "small maps": layer(
         in_channels=64, out_channels=64, in_size=(4, 4), batch=9, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
     ),
+    # Packed in squares, where y is contiguous; channel sets of which the last has fewer channels.
+    "squares": layer(
+        in_channels=136, out_channels=80, in_size=(5, 7), batch=3, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
+    ),
+    "many squares": layer(
+        in_channels=72, out_channels=560, in_size=(3, 9), batch=2, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
+    ),
+    # Rows of x that are read as planes where it is contiguous; a whole one, and more than one in a tile.
+    "planes": layer(in_channels=72, out_channels=40, in_size=(5, 128), kernel_size=(3, 5), stride=(1, 1), padding=(1, 2)),
+    "planes, few channels": layer(
+        in_channels=24, out_channels=16, in_size=(7, 200), batch=3, kernel_size=(3, 3), stride=(1, 1), padding=(0, 1)
+    ),
+    "planes and squares": layer(
+        in_channels=136, out_channels=32, in_size=(6, 64), batch=2, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
+    ),
+    "planes, 3-D": layer(
+        in_channels=40,
+        out_channels=64,
+        in_size=(3, 4, 64),
+        kernel_size=(3, 3, 3),
+        stride=(1, 1, 1),
+        padding=(1, 1, 1),
+        output_padding=(0, 0, 0),
+        dilation=(1, 1, 1),
+    ),
     "stride 1": layer(in_channels=72, out_channels=40, in_size=(7, 35), kernel_size=(3, 5), stride=(1, 1), padding=(1, 2)),
     "dilated": layer(in_channels=32, out_channels=96, in_size=(12, 20), kernel_size=(3, 7), stride=(1, 1), dilation=(2, 1)),
     "dilated and strided": layer(
@@ -120,7 +145,7 @@ def test_every_tile_is_exact(dtype, format, name, device):
 
 
 @DTYPES
-@pytest.mark.parametrize("name", ["equal", "doubled", "odd channels", "groups"])
+@pytest.mark.parametrize("name", ["equal", "doubled", "squares", "odd channels", "groups"])
 def test_slices_are_exact(name, dtype, device):
     """Samples, channels, rows and columns of larger tensors, whose other values are NaN."""
     case = LAYERS[name]
@@ -153,7 +178,7 @@ def test_a_nan_stays_in_its_channel(dtype, format, name, device):
 
 @EVERY_FORMAT
 @DTYPES
-@pytest.mark.parametrize("name", ["equal", "doubled", "stride 1", "3-D"])
+@pytest.mark.parametrize("name", ["equal", "doubled", "squares", "stride 1", "3-D"])
 def test_nothing_is_written_round_the_result_and_the_workspace(name, dtype, format, device):
     case = LAYERS[name]
     x, g = (formatted(t, format) for t in exact_operands(case, dtype, device))
@@ -209,8 +234,10 @@ def test_every_tile_repeats_its_bits_while_the_device_is_busy(name, dtype, forma
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
-def test_a_small_cap_packs_some_samples_at_a_time(dtype, device):
-    case = dataclasses.replace(LAYERS["stride 1"], batch=1280 // torch.finfo(dtype).bits)
+@pytest.mark.parametrize("name", ["stride 1", "planes"])
+def test_a_small_cap_packs_some_samples_at_a_time(name, dtype, device):
+    """Each launch adds to the sums of those before."""
+    case = dataclasses.replace(LAYERS[name], batch=1280 // torch.finfo(dtype).bits)
     x, g = exact_operands(case, dtype, device)
     expected, launches = want(case, x, g), set()
     for megabytes in (2, 4, 64):
@@ -232,3 +259,32 @@ def test_the_layers_take_every_way_to_the_weight(device):
             work = fused_weight_last.call(describe(case, x, g), config, cuda.index(device)).work
             ways.add(("parts" if work[6] > 0 else "stored", work[8]))
     assert ways == {("parts", 1), ("stored", 1), ("stored", 2)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=dtype_name)
+def test_squares_are_exact_beside_any_x(dtype, device):
+    """By blocks that have all of the reduction, and by two of a cluster; x packed or as it lies."""
+    ways = set()
+    for name in ("squares", "many squares", "small maps"):
+        case = LAYERS[name]
+        x, g = exact_operands(case, dtype, device)
+        expected = want(case, x, g)
+        for own in (x, formatted(x, "channels_last")):
+            problem = describe(case, own, g)
+            for config in tiles(case, own, g, device):
+                work = fused_weight_last.call(problem, config, cuda.index(device)).work
+                if not work[9]:
+                    continue
+                ways.add((work[8], own is x))
+                assert_exact(gradient(case, own, g, config), expected, f"config {config}")
+    assert ways == {(cluster, packed) for cluster in (1, 2) for packed in (True, False)}
+
+
+def test_the_layers_read_both_operands_in_every_way(device):
+    """y in squares or not, x as planes or not."""
+    ways = set()
+    for case in LAYERS.values():
+        x, g = exact_operands(case, torch.bfloat16, device)
+        for config in tiles(case, x, g, device):
+            ways.add(fused_weight_last.call(describe(case, x, g), config, cuda.index(device)).work[9:])
+    assert ways == {(squares, planes) for squares in (False, True) for planes in (False, True)}

@@ -69,7 +69,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         planned = call(problem, FIRST + config, device)
         if planned.workspace_bytes < 0:
             continue
-        blocks, length, launches, steps, copied, packed, partial, stored, cluster = planned.work
+        blocks, length, launches, steps, copied, packed, partial, stored, cluster, _, _ = planned.work
         factor = rates.tiles[config % _FIRST_OF_FLOATS]
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
