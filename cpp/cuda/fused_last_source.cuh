@@ -244,6 +244,8 @@ UPFOLD_DEVICE void pack_narrow(const LastSourceJob& job, const Bits* all, std::u
 template <typename Bits, bool kSquares = false>
 UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, const Bits* from, uint4* to, uint4* memory) {
   constexpr int kChannels = 128 / int(sizeof(Bits)), kEach = 16 / int(sizeof(Bits));
+  // Vectors of a thread in a step; one at a time where each has divisions of its own, for which half as many blocks would run.
+  constexpr int kStored = kSourcePixels * 8 / kSourceThreads, kTogether = kSquares ? 1 : kSourceSteps * kStored;
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(memory);
   static_assert(kSourcePixels * kSourcePitch <= kSourceVectors * 4, "rows of one step, wider ones");
   std::uint32_t rest = block;
@@ -257,8 +259,8 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
   if (job.lines) {
     read_lines(job, all, first_channel, first_pixel, words);
     __syncthreads();  // rows are complete
-#pragma unroll(kSquares ? 1 : kSourceSteps* kSourcePixels * 8 / kSourceThreads)
-    for (int i = 0; i < kSourceSteps * kSourcePixels * 8 / kSourceThreads; ++i) {
+#pragma unroll(kTogether)
+    for (int i = 0; i < kSourceSteps * kStored; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (pixel >= job.steps * kSourcePixels || first_pixel + pixel >= job.pixels || !has_vector) continue;
       store_values<Bits, kSquares>(job, own, first_pixel + pixel, vector,
@@ -275,8 +277,8 @@ UPFOLD_DEVICE void pack_source(const LastSourceJob& job, std::uint32_t block, co
       read_pixels(job, all, first_channel, first, words);
     }
     __syncthreads();  // rows are complete
-#pragma unroll(kSquares ? 1 : kSourcePixels * 8 / kSourceThreads)
-    for (int i = 0; i < kSourcePixels * 8 / kSourceThreads; ++i) {
+#pragma unroll(kTogether)
+    for (int i = 0; i < kStored; ++i) {
       const std::int32_t pixel = (i * kSourceThreads + std::int32_t(threadIdx.x)) / 8;
       if (first + pixel >= job.pixels || !has_vector) continue;
       const std::uint32_t* const v = words + pixel * kSourcePitch + vector * 4;

@@ -91,8 +91,9 @@ template <typename Value>
 void pack_samples(const Launch& launch, const WeightLastSamples<Value>& x, const WeightLastSamples<Value>& y) {
   using Bits = typename WeightLastSamples<Value>::Bits;
   if (x.blocks + y.blocks == 0) return;
-  const auto kernel = sizeof(Bits) == 2 && y.job.squares ? fused_weight_last_pack_kernel < Bits,
-             sizeof(Bits) == 2 >                         : fused_weight_last_pack_kernel<Bits, false>;
+  constexpr bool kCanBeSquares = sizeof(Bits) == 2;
+  const auto plain = fused_weight_last_pack_kernel<Bits, false>, squares = fused_weight_last_pack_kernel<Bits, kCanBeSquares>;
+  const auto kernel = y.job.squares ? squares : plain;
   launch_in_turn("fused", kernel, launch, x.blocks + y.blocks, kSourceThreads, x.blocks, x.job, x.from, x.to, y.job, y.from,
                  y.to);
 }
@@ -133,8 +134,8 @@ void run_weight_last(const Launch& launch, const WeightLastPlan& plan, std::int6
   const auto x = static_cast<const Value*>(operands.x), y = static_cast<const Value*>(operands.y);
   const auto w = static_cast<Value*>(const_cast<void*>(operands.w));
   const bool paired = reinterpret_cast<std::uintptr_t>(w) % (2 * sizeof(Value)) == 0;
-  require(!plan.job.squares || reinterpret_cast<std::uintptr_t>(w) % 16 == 0,
-          "the address of the gradient of the weight is no multiple of 16");
+  require(!plan.job.squares || reinterpret_cast<std::uintptr_t>(w) % 16 == 0, "w = ", reinterpret_cast<std::uintptr_t>(w),
+          "; its gradient is stored by 16 bytes, of which its address must be a multiple");
   unsigned char* const workspace = static_cast<unsigned char*>(operands.workspace);
   unsigned char* const x_packed = workspace + plan.partial_bytes;
   unsigned char* const y_packed = x_packed + plan.x.packed_bytes;

@@ -16,8 +16,9 @@ constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox =
 // tiles, in microseconds, and bytes of partial sums that are written and added in one.
 constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
                  kWeightCyclesMicrosecond = 1755.0;
-constexpr double kWeightPackedBytesMicrosecond = 2.5e6;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
+// Bytes that are packed in a microsecond.
+constexpr double kWeightPackedBytesMicrosecond = 2.5e6;
 // What the launch that adds parts takes beside their bytes. Blocks of a cluster, which wait for each other, and which are
 // neighbours that read nothing in common. Cycles of a sector of w that is stored whole or not. Estimates, by which the choice
 // between these ways agrees with the tiles that were timed (H200).
