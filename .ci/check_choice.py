@@ -16,7 +16,7 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 TIMINGS = BENCHMARKS / "timings"
-FORWARDS, GRADIENTS = (TIMINGS / f"nvidia-h100-80gb-hbm3{name}.json" for name in ("", "-gradients"))
+FORWARDS, GRADIENTS = TIMINGS / "nvidia-h100-80gb-hbm3.json", TIMINGS / "nvidia-h200-gradients.json"
 # Times the fastest way: the geometric mean of a group of layers, and of one layer.
 MOST_IN_MEAN, MOST = 1.03, 1.2
 # An operator and layers: those of a group are one mean.

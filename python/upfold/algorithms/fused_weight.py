@@ -15,9 +15,9 @@ from . import cuda, fused_groups, fused_small, fused_weight_laid, fused_weight_l
 class _Rates(NamedTuple):
     """What predicts the microseconds of a call: fitted to every tile of 42 contiguous layers on an H200, of boxes on an H100.
 
-    First near the fastest tile of a layer (11 % off in root mean square), then to the choice among all tiles and `gemm`. They
-    order tiles and are compared with other methods; they are no rates of the device. `.ci/check_choice.py` holds the choice to
-    the timings in `benchmarks/timings`.
+    First near the fastest tile of a layer (11 % off in root mean square), then to the choice among all tiles and `gemm`; those of
+    boxes of float32 to an H200's anew (12 % off). They order tiles and are compared with other methods; they are no rates of the
+    device. `.ci/check_choice.py` holds the choice to the timings in `benchmarks/timings`.
     """
 
     call: float
@@ -35,10 +35,12 @@ _RATES = {
     2: _Rates(6.1, 0.06, 0.31, 0.295, 4.19e-4, 2.68e-7, 1.11e-6),
 }
 _BOX_RATES = {
-    4: _Rates(6.09, 0.0, 0.136, 0.151, 4.28e-4, 2.39e-7, 7.71e-7, 8.28e-7),
+    4: _Rates(5.6, 0.16, 0.089, 0.224, 4.92e-4, 2.56e-7, 4.38e-7, 4.74e-7),
     2: _Rates(7.12, 0.0, 0.486, 0.316, 5.71e-4, 2.77e-7, 4.89e-7, 5.96e-7),
 }
 _PRODUCT_SUMS = 2048  # taps times warps times input channels of a tile
+# Of boxes of float32, times as long as waves of blocks are predicted, by tile from the first on.
+_FLOAT_BOXES, _FIRST_OF_BOXES = (0.935, 0.86, 0.955, 1.03, 0.9), 5
 # Of boxes of 16-bit values, tiles of so many input channels: times as long as waves of blocks are predicted (H100, 45 layers).
 _WIDE, WIDE_CHANNELS = 0.511, 128
 # Times as long as is predicted by the bytes of a value, from such a stride of the width on.
@@ -135,7 +137,9 @@ def _microseconds(problem: Problem, device: int) -> dict[int, float]:
         waves = -(-blocks // (multiprocessors * together))
         work = max(products * together * taps * warps * channels / _PRODUCT_SUMS * rates.product, copies * together * rates.copy)
         time = waves * (rates.wave + steps * (rates.step + work))
-        if boxes and channels >= WIDE_CHANNELS and DTYPE_BYTES[problem.dtype] == 2:
+        if boxes and DTYPE_BYTES[problem.dtype] == 4:
+            time *= _FLOAT_BOXES[config - _FIRST_OF_BOXES]
+        elif boxes and channels >= WIDE_CHANNELS:
             time *= _WIDE
         scratch = (needed - packed - planes) * rates.partial + packed * rates.packed + (_TOGETHER if added > 1 else 0.0)
         far = problem.stride[2] >= _FAR_STRIDE and problem.taps > 1

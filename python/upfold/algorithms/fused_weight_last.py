@@ -17,7 +17,8 @@ FIRST = 100
 class _Rates(NamedTuple):
     """What predicts the microseconds of a call: fitted to tiles of 42 contiguous layers and 24 in channels_last (H200).
 
-    In root mean square predictions are 11 % off near the fastest tile; in channels_last the best guess is 0.1 % behind.
+    In root mean square predictions are 11 % off near the fastest tile; in channels_last the best guess is 0.1 % behind. Those of
+    16-bit values were fitted anew to contiguous layers, some of whose operands lie or are packed otherwise since (8 % off).
     """
 
     call: float
@@ -40,13 +41,14 @@ class _Rates(NamedTuple):
 # Of float32 rounded to TF32, and of 16-bit values; `tiles` count from the first config of these.
 _RATES = (
     _Rates(5.24, 1.65, 4.48, 228, 24.8, 27.2, 1.0, 0.0, 0.252, 0.055, 0.776, 2.21, 0.146, 2.2, (0.975, 0.89)),
-    _Rates(3.49, 0.47, 0.0, 337, 5.73, 137, 1.32, 0.646, 0.342, 0.187, 0.4, 1.88, 0.326, 1.9,
-           (0.762, 0.924, 1.09, 1.5, 1.08, 1.1, 0.85, 0.85)),
+    _Rates(3.63, 0.342, 0.06, 275, 6.34, 195, 1.3, 0.486, 0.26, 0.872, 0.327, 1.65, 0.26, 1.98,
+           (0.862, 0.859, 1.27, 1.14, 1.1, 0.982, 0.823, 0.823)),
 )  # fmt: skip
 _FIRST_OF_FLOATS = 8
 # Pixels of at most so many bytes of y are brought as rows of boxes one by one, which takes tiles so many times as long (by two
 # layers of 3 channels in 16 bits).
 _NARROW_BYTES, _NARROW = 16, 3.5
+_PLANES_OF_TWO = 1.09  # times as long, where x is read as planes by tiles of two groups of 64 channels
 _GROUPS = 1.3  # times as long in groups (the first seed, 8 and 16 channels of each: 1.2 and 1.3)
 
 
@@ -69,13 +71,14 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         planned = call(problem, FIRST + config, device)
         if planned.workspace_bytes < 0:
             continue
-        blocks, length, launches, steps, copied, packed, partial, stored, cluster, _, _ = planned.work
+        blocks, length, launches, steps, copied, packed, partial, stored, cluster, _, planes = planned.work
         factor = rates.tiles[config % _FIRST_OF_FLOATS]
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
         tile *= rates.apart if cluster > 1 else 1.0
         tile *= _NARROW if problem.out_channels_per_group * DTYPE_BYTES[problem.dtype] <= _NARROW_BYTES else 1.0
         tile *= _GROUPS if problem.groups > 1 else 1.0
+        tile *= _PLANES_OF_TWO if planes and channels > 64 else 1.0
         waves = -(-blocks // multiprocessors) * launches
         time = waves * (rates.block + (length * tile + stored / cluster) / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory
