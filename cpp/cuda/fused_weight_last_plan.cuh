@@ -17,8 +17,10 @@ constexpr std::int64_t kMostWeightRows = 16 * kMostWeightSteps, kMostWeightBox =
 constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPerCycle = 38.0, kPositionTileCycles = 80.0,
                  kWeightCyclesMicrosecond = 1755.0;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
-// Bytes that are packed in a microsecond.
-constexpr double kWeightPackedBytesMicrosecond = 2.5e6;
+// Bytes that are packed in a microsecond, and what x as planes costs beside that: of 2 MB or less, packed beside y, it takes no
+// longer (H200, by the tiles of eleven layers), by tiles of few columns of 4 MB.
+constexpr double kWeightPackedBytesMicrosecond = 2.5e6, kWeightPlanesMicroseconds = 1.0, kWeightFewColumnsMicroseconds = 2.2;
+constexpr int kWeightFewColumns8 = 16;
 // What the launch that adds parts takes beside their bytes. Blocks of a cluster, which wait for each other, and which are
 // neighbours that read nothing in common. Cycles of a sector of w that is stored whole or not. Estimates, by which the choice
 // between these ways agrees with the tiles that were timed (H200).
@@ -312,7 +314,9 @@ inline WeightLastPlan plan_weight_last(const Problem& p, const WeightLastTileSiz
                                        std::int64_t shared_bytes) {
   const auto takes = [&](const WeightLastPlan& plan) {
     const std::int64_t packed = (plan.x.packed_bytes + plan.y.packed_bytes) / plan.batch * p.batch;
-    return plan.microseconds * double(plan.launches) + double(packed) / kWeightPackedBytesMicrosecond;
+    const double planes = tile.set_columns8() <= kWeightFewColumns8 ? kWeightFewColumnsMicroseconds : kWeightPlanesMicroseconds;
+    return plan.microseconds * double(plan.launches) + double(packed) / kWeightPackedBytesMicrosecond +
+           (plan.planes ? planes : 0);
   };
   WeightLastPlan best;
   for (const bool squares : {false, true}) {

@@ -49,6 +49,7 @@ _FIRST_OF_FLOATS = 8
 # layers of 3 channels in 16 bits).
 _NARROW_BYTES, _NARROW = 16, 3.5
 _PLANES_OF_TWO = 1.09  # times as long, where x is read as planes by tiles of two groups of 64 channels
+_SQUARES = 3  # times as long as is planned, where blocks store all taps of their output channels
 _GROUPS = 1.3  # times as long in groups (the first seed, 8 and 16 channels of each: 1.2 and 1.3)
 
 
@@ -71,7 +72,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         planned = call(problem, FIRST + config, device)
         if planned.workspace_bytes < 0:
             continue
-        blocks, length, launches, steps, copied, packed, partial, stored, cluster, _, planes = planned.work
+        blocks, length, launches, steps, copied, packed, partial, stored, cluster, squares, planes = planned.work
         factor = rates.tiles[config % _FIRST_OF_FLOATS]
         products, loads = steps * rates.product * factor * channels * columns / 1024, copied / rates.loaded
         tile = max(products, loads) + rates.overlap * min(products, loads) + rates.tile
@@ -79,6 +80,7 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         tile *= _NARROW if problem.out_channels_per_group * DTYPE_BYTES[problem.dtype] <= _NARROW_BYTES else 1.0
         tile *= _GROUPS if problem.groups > 1 else 1.0
         tile *= _PLANES_OF_TWO if planes and channels > 64 else 1.0
+        stored *= _SQUARES if squares else 1
         waves = -(-blocks // multiprocessors) * launches
         time = waves * (rates.block + (length * tile + stored / cluster) / cuda.CYCLES)
         least = 1e-6 * problem.bytes * rates.memory
