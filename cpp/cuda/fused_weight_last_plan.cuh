@@ -18,7 +18,7 @@ constexpr double kHalfStepCycles = 4.5, kFloatStepCycles = 14.0, kWeightBytesPer
                  kWeightCyclesMicrosecond = 1755.0;
 constexpr double kWeightBlockMicroseconds = 3.5, kWeightSumBytesMicrosecond = 2.0e6;
 // Bytes that are packed in a microsecond, and what x as planes costs beside that: of 2 MB or less, packed beside y, it takes no
-// longer (H200, by the tiles of eleven layers), by tiles of few columns of 4 MB.
+// longer (H200, by the tiles of ten layers), by tiles of few columns of 4 MB.
 constexpr double kWeightPackedBytesMicrosecond = 2.5e6, kWeightPlanesMicroseconds = 1.0, kWeightFewColumnsMicroseconds = 2.2;
 constexpr int kWeightFewColumns8 = 16;
 // What the launch that adds parts takes beside their bytes. Blocks of a cluster, which wait for each other, and which are
@@ -106,12 +106,17 @@ class WeightLastPlanner : WeightLastTaps {
     return result;
   }
 
+  // Elements of x from one to the next along h, d, its channels and samples, of boxes; where there is one a vector, which says
+  // nothing.
+  std::array<std::int64_t, 4> plane_steps() const {
+    const auto step = [&](std::int64_t count, std::int64_t own) { return count > 1 ? own : vector_; };
+    return {step(p_.in_h, p_.x.h), step(p_.in_d, p_.x.d), step(p_.in_channels, p_.x.c), step(p_.batch, p_.x.n)};
+  }
   // Whether rows of x are long, whole vectors.
   bool take_planes() {
     if (tile_.floats || plan_.x.packed_bytes == 0 || p_.groups > 1) return false;
-    const std::int64_t steps[] = {p_.x.h, p_.x.d, p_.x.c, p_.x.n}, counts[] = {p_.in_h, p_.in_d, p_.in_channels, p_.batch};
-    for (int i = 0; i < 4; ++i)
-      if (counts[i] > 1 && (steps[i] < 1 || steps[i] % vector_ != 0 || steps[i] >= std::int64_t(1) << 37)) return false;
+    for (const std::int64_t step : plane_steps())
+      if (step < 1 || step % vector_ != 0 || step >= std::int64_t(1) << 37) return false;
     if (p_.x.w != 1 || !aligned_ || p_.in_w < kWeightPlanePixels) return false;
     plan_.x.packed_bytes = 0;
     return true;

@@ -164,8 +164,7 @@ inline void WeightLastPlanner::describe() {
     x = {p_.dtype, {p_.in_w, p_.in_h, p_.in_d, p_.in_channels, 1},
          {},       {kWeightPlanePixels, 1, 1, std::int32_t(row_channels_), 1},
          128,      256};
-    const std::int64_t steps[] = {p_.x.h, p_.x.d, p_.x.c, p_.x.n}, counts[] = {p_.in_h, p_.in_d, p_.in_channels, p_.batch};
-    for (int i = 0; i < 4; ++i) x.strides[i] = counts[i] > 1 ? element_ * steps[i] : 16;
+    for (std::size_t i = 0; i < 4; ++i) x.strides[i] = element_ * plane_steps()[i];
   }
   plan_.x.boxes = {x}, plan_.x.at = {0};
   const std::int64_t all = in_pixel_ && axes_[0].stride > 1 ? pixel_ * axes_[0].stride : out_channels_ * p_.groups;

@@ -42,18 +42,21 @@ LAYERS = {
     "many squares": layer(
         in_channels=72, out_channels=560, in_size=(3, 9), batch=2, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
     ),
-    # Rows of x that are read as planes where it is contiguous; a whole one, and more than one in a tile.
-    "planes": layer(in_channels=72, out_channels=40, in_size=(5, 128), kernel_size=(3, 5), stride=(1, 1), padding=(1, 2)),
+    # Rows of x that are read as planes where it is contiguous and large: more than one in a tile, such as end within a box.
+    "planes": layer(
+        in_channels=72, out_channels=40, in_size=(10, 128), batch=24, kernel_size=(3, 5), stride=(1, 1), padding=(1, 2)
+    ),
     "planes, few channels": layer(
-        in_channels=24, out_channels=16, in_size=(7, 200), batch=3, kernel_size=(3, 3), stride=(1, 1), padding=(0, 1)
+        in_channels=24, out_channels=16, in_size=(8, 504), batch=40, kernel_size=(3, 3), stride=(1, 1), padding=(0, 1)
     ),
     "planes and squares": layer(
-        in_channels=136, out_channels=32, in_size=(6, 64), batch=2, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
+        in_channels=520, out_channels=48, in_size=(20, 64), batch=3, kernel_size=(4, 4), stride=(2, 2), padding=(1, 1)
     ),
     "planes, 3-D": layer(
-        in_channels=40,
-        out_channels=64,
-        in_size=(3, 4, 64),
+        in_channels=72,
+        out_channels=40,
+        in_size=(6, 10, 128),
+        batch=6,
         kernel_size=(3, 3, 3),
         stride=(1, 1, 1),
         padding=(1, 1, 1),
@@ -280,11 +283,15 @@ def test_squares_are_exact_beside_any_x(dtype, device):
     assert ways == {(cluster, packed) for cluster in (1, 2) for packed in (True, False)}
 
 
-def test_the_layers_read_both_operands_in_every_way(device):
-    """y in squares or not, x as planes or not."""
-    ways = set()
-    for case in LAYERS.values():
+def test_the_layers_read_their_operands_as_they_are_called(device):
+    """y in squares, x as planes, in some tile of each layer of that name; of one layer both, and of others neither."""
+    ways = {}
+    for name, case in LAYERS.items():
         x, g = exact_operands(case, torch.bfloat16, device)
-        for config in tiles(case, x, g, device):
-            ways.add(fused_weight_last.call(describe(case, x, g), config, cuda.index(device)).work[9:])
-    assert ways == {(squares, planes) for squares in (False, True) for planes in (False, True)}
+        problem = describe(case, x, g)
+        found = tiles(case, x, g, device)
+        ways[name] = {fused_weight_last.call(problem, config, cuda.index(device)).work[9:] for config in found}
+        assert "squares" not in name or any(squares for squares, _ in ways[name]), name
+        assert "planes" not in name or any(planes for _, planes in ways[name]), name
+    assert (True, True) in ways["planes and squares"]
+    assert ways["stride 1"] == {(False, False)}

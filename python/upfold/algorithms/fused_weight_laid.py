@@ -36,8 +36,6 @@ class _Rates(NamedTuple):
 
 _RATES = _Rates(2.0, 1.27, 40.4, 8.28, 1.09, 1.04, 1.61, 5300.0, 2520.0, 0.09, 4.0, 0.659, 3.0, 0.1)
 _PRODUCT_CYCLES = 2  # of 64 rows and a column, a chunk
-# Times as long, where there is no whole chunk of pixels: none of these was timed, so that they are left to others.
-_EMPTY, _CHUNK_PIXELS = 2.0, 64
 
 
 def call(problem: Problem, config: int, device: int) -> Any:
@@ -67,6 +65,5 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         time = -(-tiles * splits * clusters // multiprocessors) * cycles / cuda.CYCLES
         time += _RATES.packing + 1e-6 * packed * _RATES.packed if packed else 0.0
         time += _RATES.summing + 1e-6 * partial * _RATES.summed if partial else 0.0
-        time *= _EMPTY if problem.batch * problem.in_pixels < _CHUNK_PIXELS else 1.0
         predicted[FIRST + config] = _RATES.call + time + 1e-6 * problem.bytes * _RATES.byte
     return predicted
