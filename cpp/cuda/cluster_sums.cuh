@@ -13,6 +13,7 @@ template <int kWorkers, int kM, int kN8, typename Use>
 UPFOLD_DEVICE void add_in_cluster(unsigned char* memory, std::uint32_t parts, std::int32_t warpgroup,
                                   const float (&sums)[kM][kN8][4], Use use) {
   constexpr std::uint32_t kOfProduct = kN8 / 4;
+  constexpr std::uint32_t kAtOnce = 4;  // blocks whose sums are on their way to a lane
   static_assert(kN8 % 4 == 0, "whole groups");
   meet<1, kWorkers>();  // all products have read what the sums overwrite
   float4* const own = reinterpret_cast<float4*>(memory) + threadIdx.x;
@@ -27,11 +28,20 @@ UPFOLD_DEVICE void add_in_cluster(unsigned char* memory, std::uint32_t parts, st
   for (std::uint32_t group = blockIdx.x % parts; group < kM * kOfProduct; group += parts) {
     float v[4][4] = {};
 #pragma unroll 1
-    for (std::uint32_t block = 0; block < parts; ++block) {
+    for (std::uint32_t block = 0; block < parts; block += kAtOnce) {
+      float4 read[kAtOnce][4];
 #pragma unroll
-      for (std::uint32_t k = 0; k < 4; ++k) {
-        const float4 part = load_of_block(first + (4 * group + k) * (kWorkers * 16), block);
-        v[k][0] += part.x, v[k][1] += part.y, v[k][2] += part.z, v[k][3] += part.w;
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        if (block + i >= parts) break;
+#pragma unroll
+        for (std::uint32_t k = 0; k < 4; ++k) read[i][k] = load_of_block(first + (4 * group + k) * (kWorkers * 16), block + i);
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAtOnce; ++i) {
+        if (block + i >= parts) break;
+#pragma unroll
+        for (std::uint32_t k = 0; k < 4; ++k)
+          v[k][0] += read[i][k].x, v[k][1] += read[i][k].y, v[k][2] += read[i][k].z, v[k][3] += read[i][k].w;
       }
     }
     use(warpgroup * kM + std::int32_t(group / kOfProduct), std::int32_t(group % kOfProduct * 4), v);

@@ -26,6 +26,9 @@ constexpr int kLaidAlignment = 1024;  // bytes: rows of 128 bytes change their v
 // beside their vector. (Runs of rows behind 48 of them, which begin at odd multiples of 16 bytes, take longer: PointPillars k2 on
 // an H200 10.3 us for 9.5.)
 constexpr int kLaidMargin = 64, kLaidZeros = 16;
+// What a warp that adds up in a cluster stages of results whose rows begin at any 16-bit value: 16 rows of 32 pixels, so many
+// bytes apart that what lanes write at a time lies in different banks.
+constexpr int kLaidOddPitch = 80, kLaidOddBytes = 16 * kLaidOddPitch;
 
 // Whether all of a kernel's rows lie in the plane; else how they are laid out: of any pixel, or of two neighbouring pixels
 // together (laid_pairs.cuh).
@@ -56,6 +59,7 @@ struct LaidJob {
   Divisor splits, row_tiles;
   std::uint32_t tiles;
   std::int32_t rows, pixels, chunks, part_chunks;               // chunks: of the reduction; of a part
+  std::int32_t step;                                            // pixels of a tile
   std::int32_t stages, buffers, buffer_bytes, channels, pitch;  // channels of half a chunk, bytes from one to the next
   std::int32_t margin, margins;                                 // bytes of zeros ahead of slots; how many of these in a buffer
   std::int32_t box_bytes, slot_bytes;                           // 0 where runs are copied
@@ -71,15 +75,16 @@ struct LaidBarriers {
 };
 
 struct LaidPlace {
-  std::int32_t row, pixel;     // the first ones
-  std::int32_t first, chunks;  // of the tile's part of the reduction
+  std::int32_t row, pixel, end;  // the first ones; behind the last pixel
+  std::int32_t first, chunks;    // of the tile's part of the reduction
 };
 
-UPFOLD_DEVICE LaidPlace laid_place(const LaidJob& job, std::uint32_t tile, std::int32_t rows, std::int32_t pixels) {
+UPFOLD_DEVICE LaidPlace laid_place(const LaidJob& job, std::uint32_t tile, std::int32_t rows) {
   std::uint32_t rest = tile;
   const std::int32_t first = std::int32_t(take(job.splits, rest)) * job.part_chunks,
                      row = std::int32_t(take(job.row_tiles, rest));
-  return {row * rows, std::int32_t(rest) * pixels, first, min(job.part_chunks, job.chunks - first)};
+  const std::int32_t pixel = std::int32_t(rest) * job.step;
+  return {row * rows, pixel, min(pixel + job.step, job.pixels), first, min(job.part_chunks, job.chunks - first)};
 }
 
 // Where pixel number `pixel` lies in a channel of x, in elements.

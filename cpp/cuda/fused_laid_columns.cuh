@@ -56,7 +56,7 @@ struct LaidColumns {
   static __device__ __forceinline__ std::int32_t own_number() { return std::int32_t(threadIdx.x) - Tile::kWorkers; }
 
   __device__ __forceinline__ LaidSlot find_slot(const LaidPlace& place) const {
-    const std::int32_t last = min(place.pixel + Tile::kPixels, job.pixels) - 1, pixels = std::int32_t(job.plane.value);
+    const std::int32_t last = place.end - 1, pixels = std::int32_t(job.plane.value);
     const std::int32_t plane = std::int32_t(divide(job.plane, std::uint32_t(place.pixel)) + lane());
     const std::int32_t low = max(place.pixel - plane * pixels, 0), high = min(last - plane * pixels, pixels - 1);
     LaidSlot slot{0, 0, 0, 0};
@@ -83,7 +83,7 @@ struct LaidColumns {
 
   // All lanes of a warp at once, each of a pixel of the tile.
   __device__ __forceinline__ Pixel find_pixel(const LaidPlace& place, const LaidSlot& slots, std::int32_t number) const {
-    std::uint32_t plane = std::uint32_t(min(place.pixel + number, job.pixels - 1)), at = take(job.plane, plane);
+    std::uint32_t plane = std::uint32_t(min(place.pixel + number, place.end - 1)), at = take(job.plane, plane);
     const std::uint32_t slot = plane - divide(job.plane, std::uint32_t(place.pixel));
     const std::uint32_t begin = __shfl_sync(~0u, slots.begin, slot), first = __shfl_sync(~0u, slots.at, slot);
     const std::int32_t iw = std::int32_t(take(job.row, at)), w = iw * job.stride_w - job.pad_w;
@@ -102,7 +102,7 @@ struct LaidColumns {
   __device__ __forceinline__ LaidPair find_pair(const LaidPlace& place, const LaidSlot& slots, const LaidPairLane& in_warp,
                                                 int sixteen) const {
     const std::int32_t number = first_of_pair(in_warp, sixteen);
-    std::uint32_t plane = std::uint32_t(min(place.pixel + number, job.pixels - 2)), at = take(job.plane, plane);
+    std::uint32_t plane = std::uint32_t(min(place.pixel + number, place.end - 2)), at = take(job.plane, plane);
     const std::uint32_t slot = plane - divide(job.plane, std::uint32_t(place.pixel));
     const std::uint32_t begin = __shfl_sync(~0u, slots.begin, slot), first = __shfl_sync(~0u, slots.at, slot);
     const std::int32_t w = std::int32_t(take(job.row, at)) * 2;  // of the vector that both have
@@ -184,7 +184,7 @@ struct LaidColumns {
   };
   __device__ __forceinline__ void begin_tile(const unsigned char* y, Cursor& at) const {
     if (at.tile >= job.tiles) return;
-    const LaidPlace place = laid_place(job, at.tile, Tile::kRows, Tile::kPixels);
+    const LaidPlace place = laid_place(job, at.tile, Tile::kRows);
     at.half = 2 * place.first, at.end = 2 * (place.first + place.chunks);
     if (job.box_bytes > 0) {
       at.from = divide(job.plane, std::uint32_t(place.pixel));
@@ -329,7 +329,7 @@ struct LaidColumns {
     constexpr int kHalves = Tile::kWhole ? 2 : 1;  // that are read before the first is written
     Ring ring(job.stages), raw(job.buffers);
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
-      const LaidPlace place = laid_place(job, tile, Tile::kRows, Tile::kPixels);
+      const LaidPlace place = laid_place(job, tile, Tile::kRows);
       Own own;
       find(place, find_slot(place), own);
 #pragma unroll 1

@@ -63,15 +63,17 @@ struct LaidBlock : LaidColumns<Tile> {
     return last;
   }
 
+  // kTogether: with the other blocks of the cluster. `last`: the stage whose products were the last ones.
+  template <bool kTogether>
   __device__ __forceinline__ void finish(const LaidPlace& place, std::int32_t warpgroup, std::uint32_t last, const Sums& sums,
                                          Value* x) const {
-    unsigned char *const memory = this->memory, *const used = memory + last * Tile::kStageBytes;
+    unsigned char* const memory = kTogether ? this->memory : this->memory + last * Tile::kStageBytes;
     if constexpr (sizeof(Value) == 2) {
-      if (job.vector == 8) return LaidStore<Tile, 8>{job, place, x}.run(memory, used, warpgroup, sums);
+      if (job.vector == 8) return LaidStore<Tile, 8>{job, place, x}.template run<kTogether>(memory, warpgroup, sums);
     }
-    if (job.vector == 4) return LaidStore<Tile, 4>{job, place, x}.run(memory, used, warpgroup, sums);
-    if (job.vector == 2) return LaidStore<Tile, 2>{job, place, x}.run(memory, used, warpgroup, sums);
-    LaidStore<Tile, 1>{job, place, x}.run(memory, used, warpgroup, sums);
+    if (job.vector == 4) return LaidStore<Tile, 4>{job, place, x}.template run<kTogether>(memory, warpgroup, sums);
+    if (job.vector == 2) return LaidStore<Tile, 2>{job, place, x}.template run<kTogether>(memory, warpgroup, sums);
+    LaidStore<Tile, 1>{job, place, x}.template run<kTogether>(memory, warpgroup, sums);
   }
 
   __device__ __forceinline__ void work(const BoxMap& planes, const Value* y, Value* x) const {
@@ -81,11 +83,17 @@ struct LaidBlock : LaidColumns<Tile> {
     this->begin_tile(from, copies);
     for (std::int32_t i = 0; i < job.buffers / 2 * 2; ++i) this->copy_next(planes, from, copies);
     Ring ring(job.stages);
+    if (job.splits.value > 1) {  // a tile of its own: what adds up has all registers
+      const LaidPlace place = laid_place(job, blockIdx.x, Tile::kRows);
+      Sums sums = {};
+      multiply(ring, place.chunks, warpgroup, planes, from, copies, sums);
+      return finish<true>(place, warpgroup, 0, sums, x);
+    }
     for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
-      const LaidPlace place = laid_place(job, tile, Tile::kRows, Tile::kPixels);
+      const LaidPlace place = laid_place(job, tile, Tile::kRows);
       Sums sums = {};
       const std::uint32_t last = multiply(ring, place.chunks, warpgroup, planes, from, copies, sums);
-      finish(place, warpgroup, last, sums, x);
+      finish<false>(place, warpgroup, last, sums, x);
       __syncwarp();  // all lanes have read what they staged
       leave(address(barriers.empty[last]));
     }

@@ -45,6 +45,7 @@ class LaidPlanner {
   const bool aligned_;
   const std::int64_t element_, taps_;
   LaidPlan plan_;
+  std::int64_t step_ = 0;  // pixels of a tile
 
   bool is_small() const {
     for (const std::int64_t count :
@@ -97,20 +98,44 @@ class LaidPlanner {
     return true;
   }
 
-  bool cut() {
-    LaidJob& job = plan_.job;
-    const std::int64_t pixels = p_.batch * in_pixels(p_), chunks = p_.out_channels * taps_ * element_ / 128;
-    const std::int64_t row_tiles = ceil_div(p_.in_channels, tile_.rows), pixel_tiles = ceil_div(pixels, tile_.pixels);
-    const std::int64_t tiles = row_tiles * pixel_tiles;
-    std::int64_t splits = 1, part = chunks, least = chunks * ceil_div(tiles, multiprocessors_);
+  // Parts of the reduction of so many tiles; chunks that are multiplied one after another.
+  struct Parts {
+    std::int64_t splits, chunks, cost;
+  };
+  Parts parts_of(std::int64_t chunks, std::int64_t tiles) const {
+    Parts parts{1, chunks, chunks * ceil_div(tiles, multiprocessors_)};
     for (const ClustersAtOnce& clusters : kClustersAtOnce) {
       const std::int64_t own = ceil_div(chunks, clusters.blocks);
       const bool runs = tiles <= clusters.count * multiprocessors_ / 132 && ceil_div(chunks, own) == clusters.blocks;
-      if (runs && own >= kLeastLaidPart && own < least) splits = clusters.blocks, part = least = own;
+      if (runs && own >= kLeastLaidPart && own < parts.cost) parts = {clusters.blocks, own, own};
     }
+    return parts;
+  }
+  // Neighbouring pixels of tiles of `pixels` that are an aligned vector of x.
+  std::int64_t vector_of(std::int64_t pixels) const {
+    const std::int64_t steps = p_.in_h * p_.in_w | p_.x.n | p_.x.d | p_.x.c | pixels;
+    std::int64_t vector = 16 / element_;
+    while (steps % vector != 0) vector /= 2;
+    return vector;
+  }
+
+  bool cut() {
+    LaidJob& job = plan_.job;
+    const std::int64_t pixels = p_.batch * in_pixels(p_), chunks = p_.out_channels * taps_ * element_ / 128;
+    const std::int64_t row_tiles = ceil_div(p_.in_channels, tile_.rows);
+    Parts parts = parts_of(chunks, row_tiles * ceil_div(pixels, tile_.pixels));
+    step_ = tile_.pixels, job.vector = std::int32_t(vector_of(p_.in_h * p_.in_w));
+    // Whole rows of pixels meet whole rows of y', of which nothing is copied twice.
+    const std::int64_t rows = tile_.pixels / p_.in_w * p_.in_w;
+    if (rows > 0 && vector_of(rows) >= job.vector) {
+      const Parts own = parts_of(chunks, row_tiles * ceil_div(pixels, rows));
+      if (own.cost <= parts.cost) parts = own, step_ = rows;
+    }
+    const std::int64_t tiles = row_tiles * ceil_div(pixels, step_), splits = parts.splits, part = parts.chunks;
     if (tiles * splits >= kMostLaidCount) return false;
     job.row_tiles = make_divisor(row_tiles), job.splits = make_divisor(splits), job.tiles = std::uint32_t(tiles * splits);
     job.rows = std::int32_t(p_.in_channels), job.pixels = std::int32_t(pixels), job.chunks = std::int32_t(chunks);
+    job.step = std::int32_t(step_);
     job.part_chunks = std::int32_t(part), job.channels = std::int32_t(64 / element_ / taps_);
     job.plane = make_divisor(p_.in_h * p_.in_w), job.row = make_divisor(p_.in_w), job.depth = make_divisor(p_.in_d);
     job.stride_h = std::int32_t(p_.stride_h), job.stride_w = std::int32_t(p_.stride_w), job.pad_h = std::int32_t(p_.pad_h);
@@ -118,15 +143,12 @@ class LaidPlanner {
     job.out_w = std::int32_t(p_.out_w), job.row_bytes = std::int32_t(p_.out_w * element_);
     job.y_n = p_.y.n * element_, job.y_d = p_.y.d * element_, job.y_c = p_.y.c * element_;
     job.x_n = p_.x.n, job.x_d = p_.x.d, job.x_c = p_.x.c;
-    const std::int64_t steps = p_.in_h * p_.in_w | p_.x.n | p_.x.d | p_.x.c;
-    job.vector = std::int32_t(16 / element_);
-    while (steps % job.vector != 0) job.vector /= 2;
     return true;
   }
 
   // Bytes of a channel that the tile from `first` on copies; -1: of more planes than lanes.
   std::int64_t copied(std::int64_t first) const {
-    const std::int64_t plane = p_.in_h * p_.in_w, last = std::min<std::int64_t>(first + tile_.pixels, plan_.job.pixels) - 1;
+    const std::int64_t plane = p_.in_h * p_.in_w, last = std::min<std::int64_t>(first + step_, plan_.job.pixels) - 1;
     if (last / plane - first / plane >= kMostLaidSlots) return -1;
     std::int64_t bytes = 0;
     for (std::int64_t at = first / plane; at <= last / plane; ++at) {
@@ -145,7 +167,7 @@ class LaidPlanner {
     const std::int64_t plane = p_.in_h * p_.in_w, farthest = std::int64_t(1) << 40;
     if (p_.in_d > 1 || p_.out_h * p_.out_w > kMostBoxValues || p_.y.c <= 0 || p_.y.n <= 0) return 0;
     if (p_.y.c * element_ >= farthest || p_.y.n * element_ >= farthest) return 0;
-    const std::int64_t planes = tile_.pixels % plane == 0 ? tile_.pixels / plane : (tile_.pixels - 2) / plane + 2;
+    const std::int64_t planes = step_ % plane == 0 ? step_ / plane : (step_ - 2) / plane + 2;
     return std::min(planes, p_.batch);
   }
   // The box of that many planes, of the channels of half a chunk: bytes of a buffer.
@@ -162,12 +184,12 @@ class LaidPlanner {
   }
   bool buffers() {
     LaidJob& job = plan_.job;
-    const std::int64_t plane = p_.in_h * p_.in_w, tiles = ceil_div(std::int64_t(job.pixels), tile_.pixels),
-                       unlike = plane / std::gcd(plane, tile_.pixels);
+    const std::int64_t plane = p_.in_h * p_.in_w, tiles = ceil_div(std::int64_t(job.pixels), step_),
+                       unlike = plane / std::gcd(plane, step_);
     std::int64_t most = 0;
     // After so many tiles others begin at the same pixels of a plane; none of them copies more.
     for (std::int64_t tile = 0; tile < std::min(tiles, unlike); ++tile) {
-      const std::int64_t bytes = copied(tile * tile_.pixels);
+      const std::int64_t bytes = copied(tile * step_);
       if (bytes < 0) return false;
       most = std::max(most, bytes);
     }
@@ -181,7 +203,8 @@ class LaidPlanner {
     job.buffers = std::int32_t(std::min<std::int64_t>((left - job.stages * stage) / buffer, kMostLaidBuffers)) / 2 * 2;
     job.buffer_bytes = std::int32_t(buffer);
     if (left < job.stages * stage || job.buffers < 2) return false;
-    const std::int64_t sums = job.splits.value > 1 ? tile_.rows * tile_.pixels * 4 : 0;
+    const std::int64_t odd = element_ == 2 && job.vector == 1 ? 8 * kLaidOddBytes : 0;  // of the warps that multiply
+    const std::int64_t sums = job.splits.value > 1 ? tile_.rows * tile_.pixels * 4 + odd : 0;
     plan_.shared_bytes = int(std::max(job.stages * stage + job.buffers * buffer + kLaidMargin, sums) + kLaidAlignment);
     return true;
   }

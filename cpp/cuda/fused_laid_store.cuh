@@ -31,7 +31,7 @@ struct LaidStore {
       const std::uint32_t own = lane % kWords;
       const std::int32_t in_eight = kWords == 4 ? 0 : kWords == 2 ? std::int32_t(lane % 4 / 2 * 4) : std::int32_t(lane % 4 * 2);
       const std::int32_t pixel = place.pixel + 8 * (eight + first + std::int32_t(own)) + in_eight;
-      const bool exists = pixel < job.pixels, both = pixel + 1 < job.pixels;
+      const bool exists = pixel < place.end, both = pixel + 1 < place.end;
       const std::int64_t at = laid_result(job, exists ? pixel : 0),
                          next = kVector > 1 ? 0 : laid_result(job, both ? pixel + 1 : 0);
 #pragma unroll
@@ -70,7 +70,7 @@ struct LaidStore {
   __device__ __forceinline__ void place_pixels(unsigned char* staging) const {
     const std::int32_t pixel = place.pixel + std::int32_t(threadIdx.x);
     if (threadIdx.x < std::uint32_t(Tile::kPixels))
-      places_of(staging)[threadIdx.x] = pixel < job.pixels ? laid_result(job, pixel) : -1;
+      places_of(staging)[threadIdx.x] = pixel < place.end ? laid_result(job, pixel) : -1;
   }
 
   // What a warp has staged of rows from `row` on, to x: a lane some neighbouring pixels of a row at a time, of the same ones and
@@ -156,16 +156,59 @@ struct LaidStore {
     }
   }
 
-  // In the block's only tile: it adds some of the sums of all blocks of its cluster up, and stores those.
-  __device__ __forceinline__ void add_together(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
-    add_in_cluster<Tile::kWorkers>(memory, job.splits.value, warpgroup, sums,
-                                   [&](std::int32_t product, std::int32_t eight, const Group& v) { store(product, eight, v); });
+  // What `store` is given, by way of what the warp has behind the sums, where a row of x begins at any 16-bit value: half a warp
+  // stores a row as whole words where they lie, of which the first pixel and the last may be none.
+  __device__ __forceinline__ void store_odd(unsigned char* own, std::int32_t product, std::int32_t eight, const Group& v) const {
+    using Bits = Word<kSize>;
+    const std::int32_t lane = std::int32_t(threadIdx.x) % 32, unit = lane % 16, pixel = place.pixel + 8 * eight + lane;
+    unsigned char* const to = own + lane / 4 * kLaidOddPitch + lane % 4 * 2 * kSize;
+    __syncwarp();  // all lanes have read what was staged before
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      store_neighbours(reinterpret_cast<Value*>(to + k * 8 * kSize), v[k][0], v[k][1]);
+      store_neighbours(reinterpret_cast<Value*>(to + 8 * kLaidOddPitch + k * 8 * kSize), v[k][2], v[k][3]);
+    }
+    const std::int64_t at = pixel < place.end ? laid_result(job, pixel) : -1, first = __shfl_sync(~0u, at, 0);
+    const std::int32_t last = unit > 0 ? 2 * unit : 31, before = unit > 0 ? 2 * unit - 1 : 0;
+    const std::int64_t even[] = {__shfl_sync(~0u, at, 2 * unit), __shfl_sync(~0u, at, 2 * unit + 1)};
+    const std::int64_t odd[] = {__shfl_sync(~0u, at, before), __shfl_sync(~0u, at, last)};
+    __syncwarp();  // the rows are there
+    const std::int32_t row = place.row + product * 64 + std::int32_t(threadIdx.x) / 32 % 4 * 16;
+    Bits* const base = reinterpret_cast<Bits*>(x) + row * job.x_c;
+    const std::uint32_t begins = std::uint32_t(reinterpret_cast<std::uintptr_t>(base + first) / sizeof(Bits));
+#pragma unroll 2
+    for (std::int32_t i = lane / 16; i < 16; i += 2) {
+      if (row + i >= job.rows) break;
+      const bool is_odd = (begins + std::uint32_t(i) * std::uint32_t(job.x_c)) % 2 != 0;
+      const std::int64_t a = is_odd ? odd[0] : even[0], b = is_odd ? odd[1] : even[1];
+      const Bits* const from = reinterpret_cast<const Bits*>(own + i * kLaidOddPitch);
+      const Bits low = from[is_odd ? before : 2 * unit], high = from[is_odd ? last : 2 * unit + 1];
+      Bits* const own_row = base + i * job.x_c;
+      if (a >= 0 && b == a + 1 && reinterpret_cast<std::uintptr_t>(own_row + a) % 4 == 0) {
+        *reinterpret_cast<std::uint32_t*>(own_row + a) = std::uint32_t(low) | std::uint32_t(high) << 16;
+        continue;
+      }
+      if (a >= 0) own_row[a] = low;
+      if (b >= 0) own_row[b] = high;
+    }
   }
 
-  // `used`: the stage whose products were the last ones.
-  __device__ __forceinline__ void run(unsigned char* memory, unsigned char* used, std::int32_t warpgroup,
-                                      const Sums& sums) const {
-    job.splits.value > 1 ? add_together(memory, warpgroup, sums) : store_all(used, warpgroup, sums);
+  // In the block's only tile: it adds some of the sums of all blocks of its cluster up, and stores those.
+  __device__ __forceinline__ void add_together(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
+    unsigned char* const own = memory + Tile::kRows * Tile::kPixels * 4 + std::int32_t(threadIdx.x) / 32 * kLaidOddBytes;
+    add_in_cluster<Tile::kWorkers>(memory, job.splits.value, warpgroup, sums,
+                                   [&](std::int32_t product, std::int32_t eight, const Group& v) {
+                                     if constexpr (kVector == 1 && kSize == 2) {
+                                       store_odd(own, product, eight, v);
+                                     } else {
+                                       store(product, eight, v);
+                                     }
+                                   });
+  }
+
+  template <bool kTogether>
+  __device__ __forceinline__ void run(unsigned char* memory, std::int32_t warpgroup, const Sums& sums) const {
+    kTogether ? add_together(memory, warpgroup, sums) : store_all(memory, warpgroup, sums);
   }
 };
 #endif

@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kMostWeightLaidCount = std::int64_t(1) << 30;
 constexpr std::int64_t kMostPieceBytes = 512,
                        kPieceAlignment = 32;        // of a channel: 256 values of a box, 128 bytes of all channels
+constexpr std::int64_t kMostPieces = 4;             // of the longest run, or twice as many as it must have
 constexpr std::int64_t kMostWeightLaidPieces = 16;  // of a chunk, whose boxes a thread begins
 // Of a plane's chunks what must be of its pixels, in a hundred, for planes to be runs.
 constexpr std::int64_t kLeastOfRun = 90;
@@ -191,17 +192,26 @@ class WeightLaidPlanner {
     each_chunk([&](std::int64_t first, std::int64_t count) {
       each_plane(first, count, [&](const Reach& own) { longest = std::max(longest, own.end - own.begin); });
     });
-    const std::int64_t piece = ceil_div(ceil_div(longest, ceil_div(longest, kMostPieceBytes)), kPieceAlignment) * kPieceAlignment;
-    each_chunk([&](std::int64_t first, std::int64_t count) {
-      std::int64_t pieces = 0;
-      each_plane(first, count, [&](const Reach& own) { pieces += ceil_div(own.end - own.begin, piece); });
-      most = std::max(most, pieces);
-    });
-    if (most > kMostWeightLaidPieces) return false;
-    const std::int64_t bytes = channels * piece, buffer = most * bytes;
     const std::int64_t left = most_shared_ - std::int64_t(sizeof(WeightLaidBarriers)) -
                               kMostWeightLaidBuffers * std::int64_t(sizeof(WeightLaidPlaces)) - kWeightLaidAlignment;
     const std::int64_t stage = tile_.rows * 128 + kWeightLaidPixels * tile_.columns * 2;
+    // Pieces as long as can be, or such that three chunks have room beside as many stages.
+    std::int64_t piece = 0;
+    const std::int64_t fewest = ceil_div(longest, kMostPieceBytes);
+    for (std::int64_t count = fewest; count <= std::max(2 * fewest, kMostPieces); ++count) {
+      const std::int64_t own = ceil_div(ceil_div(longest, count), kPieceAlignment) * kPieceAlignment;
+      std::int64_t own_most = 0;
+      each_chunk([&](std::int64_t first, std::int64_t pixels) {
+        std::int64_t pieces = 0;
+        each_plane(first, pixels, [&](const Reach& reach) { pieces += ceil_div(reach.end - reach.begin, own); });
+        own_most = std::max(own_most, pieces);
+      });
+      const bool three = left >= 3 * stage + 3 * own_most * channels * own && own_most <= kMostWeightLaidPieces;
+      if (piece == 0 || three) piece = own, most = own_most;
+      if (three) break;
+    }
+    if (most > kMostWeightLaidPieces) return false;
+    const std::int64_t bytes = channels * piece, buffer = most * bytes;
     job.stages = left >= 3 * stage + 2 * buffer ? 3 : 2;
     const std::int64_t room = left - job.stages * stage;
     if (room < 2 * buffer) return false;
