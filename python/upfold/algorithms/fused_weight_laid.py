@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,25 +15,25 @@ FIRST = 110
 
 
 class _Rates(NamedTuple):
-    """What predicts the microseconds of a call: of the tiles of 17 layers on an H200, 6 % off near the fastest."""
+    """What predicts the microseconds of a call: of the tiles of 19 layers on an H200, 6 % off near the fastest."""
 
     call: float
     product: float  # times the cycles of the tensor cores
     loaded: float  # bytes that a multiprocessor gets in a cycle
     column: float  # cycles in which a column of a chunk is laid out
-    paired: float  # times as long, where two pixels are laid out together, and by tiles of 256 by 192
-    paired_wide: float
+    paired: tuple[float, float, float, float]  # times as long, by tile, where two pixels are laid out together
     two_stages: float  # times as long, where there are no three
     tile: float  # cycles of a tile beside its chunks
-    adding: float  # cycles of a cluster of two that adds up tiles of 256 by 128, and each time that it is twice as large
+    adding: float  # bytes of the others' sums that a block of a cluster gets in a cycle
     byte: float  # microseconds of a megabyte of the operands
     packing: float  # of the launch that packs x, and of a megabyte
     packed: float
-    summing: float  # of the launch that adds sums of clusters up, and of a megabyte
+    summing: float  # of the launch that adds sums of clusters up, of a megabyte, and of a cluster
     summed: float
+    summed_cluster: float
 
 
-_RATES = _Rates(2.0, 1.27, 40.4, 8.28, 1.09, 1.04, 1.61, 5300.0, 2520.0, 0.09, 4.0, 0.659, 3.0, 0.1)
+_RATES = _Rates(4.03, 1.3, 43.2, 6.21, (1.04, 1.07, 1.0, 1.39), 1.27, 2080.0, 22.4, 0.099, 5.67, 0.302, 0.411, 0.199, 0.0452)
 _PRODUCT_CYCLES = 2  # of 64 rows and a column, a chunk
 
 
@@ -58,12 +57,11 @@ def microseconds(problem: Problem, device: int) -> dict[int, float]:
         tiles, splits, clusters, chunks, stages, raw_bytes, paired, packed, partial = planned.work
         products, loads = _PRODUCT_CYCLES * rows / 64 * columns * _RATES.product, (128 * rows + raw_bytes) / _RATES.loaded
         chunk = max(products, loads, _RATES.column * columns)
-        wide = rows * columns == 256 * 192
-        chunk *= (_RATES.paired_wide if wide else _RATES.paired) if paired else 1.0
+        chunk *= _RATES.paired[config] if paired else 1.0
         chunk *= _RATES.two_stages if stages == 2 else 1.0
-        cycles = chunks * chunk + _RATES.tile + math.log2(splits) * _RATES.adding * rows * columns / (256 * 128)
+        cycles = chunks * chunk + _RATES.tile + 4 * rows * columns * (1 - 1 / splits) / _RATES.adding
         time = -(-tiles * splits * clusters // multiprocessors) * cycles / cuda.CYCLES
         time += _RATES.packing + 1e-6 * packed * _RATES.packed if packed else 0.0
-        time += _RATES.summing + 1e-6 * partial * _RATES.summed if partial else 0.0
+        time += _RATES.summing + 1e-6 * partial * _RATES.summed + clusters * _RATES.summed_cluster if partial else 0.0
         predicted[FIRST + config] = _RATES.call + time + 1e-6 * problem.bytes * _RATES.byte
     return predicted
