@@ -45,6 +45,10 @@ LAYERS = {
     "k4 s4": _layer((264, 12), (3, 5, 8), 4, 4),
     "k4 s2": _layer((70, 8), (3, 8, 6), 4, 2, 1),
     "k4 s2, 4x4": _layer((136, 16), (9, 4, 4), 4, 2, 1),
+    # Tiles of 120 of 128 pixels.
+    "k2 s2, whole rows": _layer((70, 32), (3, 6, 24), 2, 2),
+    "k2 s2, whole rows, in parts": _layer((64, 512), (2, 10, 24), 2, 2),
+    "k4 s2, whole rows": _layer((40, 8), (3, 7, 24), 4, 2, 1),
     "k4 s2, long rows": _layer((40, 8), (2, 24, 32), 4, 2, 1),
     "k4 s2, many chunks": _layer((16, 160), (2, 8, 8), 4, 2, 1),
     "k4 s2, far padding": _layer((24, 8), (3, 6, 8), 4, 2, 3),
