@@ -293,9 +293,9 @@ def _predictions(problem: Problem, device: torch.device) -> tuple[dict[str, floa
 _TURN_SECONDS, _TURN_BYTES = 3e-6, 3.4e12
 # Predictions of pairs of operators are compared: turning takes more than what is said, and sharing columns less, but more in
 # TF32. Of a turned copy what steps took beside their forwards is 1.10 (dense 64 -> 128), 1.13 (pose 256), 1.15 (dense 3x7) and
-# 1.27 (DCGAN 128) times what is said (H200, bfloat16). Sharing is of steps of both kinds and the operators' own times (H200): in
-# TF32 CycleGAN 256's step takes 80 us with shared columns and 71 without, and what HiFi-GAN 512's and EnCodec 512's operators
-# take apart is 6 to 7 us less; in 16 bits DCGAN 512's step takes as long, with three times the memory.
+# 1.27 (DCGAN 128) times what is said (H200, bfloat16). Sharing is by two steps that were timed with shared columns and without
+# (H200): CycleGAN 256 in TF32, 80 and 71 us, and DCGAN 512 in bfloat16, 71.7 and 72.3, with three times the memory. HiFi-GAN 512
+# and EnCodec 512 in TF32 go apart by a sum: `gemm`'s times, less what columns are said to take, are 7 us above the operators'.
 _TURN_FACTOR, _SHARE_FACTOR, _SHARE_TF32 = 1.15, 0.93, 1.14
 
 

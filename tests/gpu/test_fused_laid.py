@@ -45,9 +45,8 @@ LAYERS = {
     "k4 s4": _layer((264, 12), (3, 5, 8), 4, 4),
     "k4 s2": _layer((70, 8), (3, 8, 6), 4, 2, 1),
     "k4 s2, 4x4": _layer((136, 16), (9, 4, 4), 4, 2, 1),
-    # Tiles of 120 of 128 pixels.
-    "k2 s2, whole rows": _layer((70, 32), (3, 6, 24), 2, 2),
-    "k2 s2, whole rows, in parts": _layer((64, 512), (2, 10, 24), 2, 2),
+    "k2 s2, whole rows": _layer((70, 32), (3, 7, 24), 2, 2),
+    "k2 s2, whole rows, in parts": _layer((64, 512), (3, 7, 24), 2, 2),
     "k4 s2, whole rows": _layer((40, 8), (3, 7, 24), 4, 2, 1),
     "k4 s2, long rows": _layer((40, 8), (2, 24, 32), 4, 2, 1),
     "k4 s2, many chunks": _layer((16, 160), (2, 8, 8), 4, 2, 1),
@@ -109,6 +108,19 @@ def test_every_tile_is_exact_between_guard_bands(name, dtype, device):
     case = LAYERS[name]
     plain = _operands(Operator.CONV, case, dtype, device)
     _assert_exact(case, [shifted(t, GUARD) for t in plain], _want(Operator.CONV, case, *plain), device)
+
+
+@_each("k2 s2, whole rows", "k2 s2, whole rows, in parts", "k4 s2, whole rows")
+def test_tiles_have_whole_rows(name, dtype, device):
+    """Of 128 pixels a tile has five rows of 24, so that 504 are five tiles, not four."""
+    problem = _described(Operator.CONV, LAYERS[name], *_operands(Operator.CONV, LAYERS[name], dtype, device))
+    pixels = dict(enumerate((pixels for _, pixels in cuda.module().fused_laid_tiles()), fused_laid.FIRST))
+    narrow = [config for config in _tiles(problem, device) if pixels[config] == 128]
+    assert narrow
+    for config in narrow:
+        tiles, _, splits, *_ = fused_laid.call(problem, config, cuda.index(device)).work
+        assert tiles == 5 * splits, config
+        assert (splits > 1) == name.endswith("in parts"), config
 
 
 @_each("k2 s2", "k4 s4, odd map", "k4 s2", "k4 s2, 4x4", "planes")
