@@ -120,6 +120,7 @@ template <typename Value, typename Tile, int kRun>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_equal_kernel(const EqualJob job, const Value* __restrict__ x, const Value* __restrict__ w,
                        const Value* __restrict__ bias, Value* __restrict__ y) {
+  if constexpr (!kMultiplied<Value>) return;
   constexpr int kChunk = kEqualChunk<Value>, kRows = Tile::kRows, kUnits = Tile::kUnits, kThreads = Tile::kThreads;
   constexpr int kPitchRows = kPanelPitch<Value, kRows>, kPitchUnits = kPanelPitch<Value, kUnits>;
   extern __shared__ uint4 memory[];

@@ -156,10 +156,12 @@ struct GroupsInputs {
   }
 };
 
+// Below compute capability 8.0 an empty kernel, as the host refuses it there.
 template <typename Tile>
 __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
     fused_groups_input_kernel(const __grid_constant__ GroupsJob job, const typename Tile::Value* __restrict__ y,
                               const typename Tile::Value* __restrict__ w, typename Tile::Value* __restrict__ x) {
+#if __CUDA_ARCH__ >= 800
   extern __shared__ uint4 memory[];
   GroupsLine* const lines = reinterpret_cast<GroupsLine*>(memory);
   unsigned char* const weights = reinterpret_cast<unsigned char*>(memory) + job.table_bytes;
@@ -178,6 +180,7 @@ __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
     __syncthreads();  // the weight and the patch are there
     GroupsInputs<Tile>(job, place, shared_address(patch), reinterpret_cast<const uint2*>(weights), x).work();
   }
+#endif
 }
 
 }  // namespace upfold::cuda

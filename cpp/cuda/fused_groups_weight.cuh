@@ -180,10 +180,12 @@ UPFOLD_DEVICE void add_tiles(const GroupsJob& job, const GroupsProducts<Tile>& p
   }
 }
 
+// Below compute capability 8.0 an empty kernel, as the host refuses it there.
 template <typename Tile>
 __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
     fused_groups_weight_kernel(const __grid_constant__ GroupsJob job, const typename Tile::Value* __restrict__ x,
                                const typename Tile::Value* __restrict__ y, float4* __restrict__ partial) {
+#if __CUDA_ARCH__ >= 800
   extern __shared__ uint4 memory[];
   GroupsLine* const lines = reinterpret_cast<GroupsLine*>(memory);
   unsigned char* const patch = reinterpret_cast<unsigned char*>(memory) + job.table_bytes;
@@ -201,6 +203,7 @@ __global__ void __launch_bounds__(kGroupsThreads, Tile::kResident)
   const std::int64_t vectors = std::int64_t(job.taps) * (Tile::kRows * Tile::kBlocks) * 32;
   const std::int64_t number = (std::int64_t(group) * job.ic_tiles.value + ic_tile) * job.parts + part;
   add_warps<Tile>(job, reinterpret_cast<const float4*>(patch), partial + number * vectors);
+#endif
 }
 
 // A block sums the parts of a tap, 16 output channels and 8 input channels: each warp every kSumWarps-th one.

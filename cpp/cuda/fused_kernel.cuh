@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_kernel(const FusedJob job, const Value* __restrict__ x, const ShiftList* __restrict__ lists,
                  const uint4* __restrict__ packed, const Value* __restrict__ bias, Value* __restrict__ y,
                  float4* __restrict__ partial) {
+  if constexpr (!kMultiplied<Value>) return;
   constexpr int kChunk = Tile::kVectors * kVectorOf<Value>;
   extern __shared__ uint4 memory[];
   __shared__ ShiftList list;

@@ -9,6 +9,7 @@ template <typename Value, bool kExact, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fused_phases_kernel(const __grid_constant__ PhaseJob job, const Value* __restrict__ x, const Value* __restrict__ w,
                         const Value* __restrict__ bias, Value* __restrict__ y) {
+  if constexpr (!kMultiplied<Value>) return;
   take_turn();
   extern __shared__ uint4 memory[];
   std::uint32_t number = blockIdx.x;

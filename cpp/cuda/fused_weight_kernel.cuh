@@ -280,10 +280,12 @@ struct FusedWeightBlock {
   static __device__ __forceinline__ std::int32_t own_row() { return std::int32_t(threadIdx.x % 32 / 4); }
 };
 
+// Below compute capability 8.0 an empty kernel, as the host refuses it there.
 template <typename Value, typename Tile, int kReads>
 __global__ void __launch_bounds__(Tile::kThreadsHere, Tile::kBlocks)
     fused_weight_kernel(const __grid_constant__ FusedWeightJob job, const Value* __restrict__ x, const Value* __restrict__ y,
                         float* __restrict__ partial) {
+#if __CUDA_ARCH__ >= 800
   extern __shared__ uint4 memory[];
   __shared__ FusedWeightShared shared;
   take_turn();
@@ -306,6 +308,7 @@ __global__ void __launch_bounds__(Tile::kThreadsHere, Tile::kBlocks)
   const Block block{job, place, copies, reinterpret_cast<unsigned char*>(memory), own};
 #endif
   block.run(partial);
+#endif
 }
 
 }  // namespace upfold::cuda

@@ -92,6 +92,18 @@ UPFOLD_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef UPFOLD_HALF_MMA_BODY
 #undef UPFOLD_HALF_MMA
 
+// Whether the tensor cores of this architecture multiply such values. Where they do not, the host refuses these and their kernels
+// are empty, which saves compiling, and a wheel their code.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <typename Value>
+constexpr bool kMultiplied = false;
+template <>
+constexpr bool kMultiplied<__half> = __CUDA_ARCH__ >= 750;
+#else
+template <typename Value>
+constexpr bool kMultiplied = true;
+#endif
+
 // Rounded to the nearest TF32, ties away from zero.
 UPFOLD_DEVICE std::uint32_t to_tf32(float v) {
   std::uint32_t bits = 0;
