@@ -3,11 +3,12 @@
 Gradients that share their columns are computed too, with their launches done on the host; and what is chosen is set against
 timings (check_choice.py).
 
-usage: check_plans.py BUILD, a folder in which CMake and Ninja have built _cuda and _cpu.
+usage: check_plans.py BUILD, a folder in which CMake and Ninja have built _cuda; _cpu is that of the installed package.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import shutil
@@ -262,7 +263,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             build, package = Path(sys.argv[1]).resolve(), Path(folder) / "upfold"
             shutil.copytree(ROOT / "python" / "upfold", package, ignore=shutil.ignore_patterns("__pycache__"))
-            for module in build.glob("_cpu.*.so"):
+            installed = Path(str(importlib.util.find_spec("upfold").origin)).parent
+            for module in installed.glob("_cpu.*.so"):
                 shutil.copy(module, package)
             link(build, package)
             return subprocess.run([sys.executable, __file__, folder, "--linked"], check=False).returncode

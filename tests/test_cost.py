@@ -160,7 +160,7 @@ def test_the_way_of_a_backward(case, monkeypatch):
 
 @pytest.mark.parametrize("in_its_pass", [True, False])
 def test_a_bias_that_comes_with_the_weight_speaks_for_apart(in_its_pass, monkeypatch):
-    """Sums of a pass of their own take 5 us here, which sharing does not lead by: 171 us for 174, by a factor that no fit moves."""
+    """Sums of a pass of their own take 5 us here: by a factor that no fit moves, sharing leads by 171 us for 174 without them."""
     apart, turned = operators()
     monkeypatch.setattr(dispatch, "_SHARE_FACTOR", 0.91)
     predict(monkeypatch, apart, turned, ({"gemm": 100, "fused": 87}, {"gemm": 100, "fused": 87}, {}, {}))
